@@ -1,0 +1,1 @@
+"""Plugs into engines, one package per engine."""

@@ -1,0 +1,11 @@
+// The module kvoffload._C: one bind_*.cpp per area, each adding its classes.
+#include <pybind11/pybind11.h>
+
+#include "bind.h"
+
+PYBIND11_MODULE(_C, m) {
+    m.doc() = "kvoffload's native core";
+    kvoffload::bind_index(m);
+    kvoffload::bind_copy(m);
+    kvoffload::bind_disk(m);
+}

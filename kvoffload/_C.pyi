@@ -1,0 +1,128 @@
+"""The native core: index and order, CPU copies, disk I/O.
+
+Arrays are numpy arrays or anything with the buffer protocol, C-contiguous, of exactly the dtype named; anything
+else raises ValueError naming the argument. `keys` is always the chain of *base* blocks, (n, 16) uint8; block j of a
+group with multiple k has the key `keys[(j + 1) * k - 1]`. Positions, depths and spans count blocks of the group
+unless said otherwise. The index classes have no locks: one thread owns an Index with its Matchers.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvoffload.messages import Copies, StatusArray
+
+KeyArray = NDArray[np.uint8]
+
+class Index:
+    """Which key lies in which slot, for all groups and tiers, and in which order slots are given up.
+
+    Tiers are numbered 0 = host, 1 = disk. All tiers are empty at first.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[
+            tuple[int, int, int]
+        ],  # (kind 0 full | 1 sliding | 2 state, base blocks per block, lookback in tokens)
+        base_tokens: int,
+        slots_per_slab: Sequence[int],  # by group
+        host_slabs: int,
+        transit_slabs: int,
+        disk_slabs: int,
+        *,
+        host_slots: int = -1,  # exact number of slots over all slabs, -1 = all; one group only
+        transit_slots: int = -1,
+        disk_slots: int = -1,
+        host_policy: str = "lru",
+        disk_policy: str = "lru",
+        write_through: bool = True,  # blocks stored in host are queued for disk
+        max_pending_writes: int = -1,  # slots that may be pinned by disk writes; -1 = a quarter of the host slots
+    ) -> None: ...
+
+    # Segments. A request opens one; everything it touches joins it, in the order of positions.
+    def open_segment(self, now: float) -> int: ...
+    def close_segment(self, segment: int, reason: int, now: float) -> None:
+        """The request has ended; the segment lives on as long as it has blocks. Ids are reused afterwards."""
+
+    # Store.
+    def offer(
+        self,
+        segment: int,
+        keys: KeyArray,
+        begins: Sequence[int],  # by group: the cursor
+        ends: Sequence[int],  # by group: blocks that are computed
+        pages: Sequence[NDArray[np.int32]],  # by group: page of block i at [i]; shorter or -1 = absent
+    ) -> tuple[Copies, list[int], int, int, int]:
+        """(copies, new cursors, already resident, in flight, refused): see csrc/index.h for the exact rule."""
+
+    def complete_store(self, copies: Copies, status: StatusArray | None) -> None: ...
+
+    # Host -> disk.
+    def next_writes(self, limit: int) -> Copies:
+        """Blocks from the write queue, oldest first, pinned and with a disk slot; empty at the pending bound."""
+
+    def complete_write(self, copies: Copies, status: StatusArray | None) -> None: ...
+
+    # Load: disk -> host -> device.
+    def begin_load(
+        self,
+        segment: int,
+        keys: KeyArray,
+        begins: Sequence[int],
+        ends: Sequence[int],
+        pages: Sequence[NDArray[np.int32]],
+        max_transit: int,
+    ) -> tuple[Copies, list[int]]:
+        """(copies, by group the end of what they cover). Everything copied is pinned and marked loading."""
+
+    def begin_read(self, segment: int, keys: KeyArray, begins: Sequence[int], ends: Sequence[int]) -> Copies:
+        """Disk -> host only (prefetch): as many blocks from the front as host has room for."""
+
+    def complete_load(self, copies: Copies, status: StatusArray | None) -> None:
+        """Also ends a begin_read. READ_FAILED erases the key from disk."""
+
+    def ready(self, copies: Copies) -> bool:
+        """True when no copy with the WAIT flag waits any longer; clears the flag where the bytes came, sets READ
+        where they did not and disk still has them, and leaves host = -1 where no tier has them any more."""
+
+    def expire(self, copies: Copies) -> None:
+        """The job is past its deadline: its blocks no longer count as pending or loading."""
+
+    # Whole index.
+    def restore(self, records: NDArray[np.void]) -> int:
+        """Takes RECORD_DTYPE rows into the disk tier; the number taken. Only before anything else was stored."""
+    def reset(self, tier: int) -> None:
+        """Nothing in the tier is visible any more; slots of running jobs come back when these end."""
+    def set_online(self, tier: int, online: bool) -> None:
+        """An offline tier answers nothing and takes nothing; its blocks come back with it."""
+    def usage(self, tier: int) -> dict[str, Any]: ...
+    def transit_free(self) -> int: ...
+    def pending_writes(self) -> tuple[int, int]:
+        """(queued and not pinned, pinned by running writes and waiting transit slots)."""
+    def counters(self) -> dict[str, int]: ...
+    def changes(self, stamp: int) -> tuple[int, NDArray[np.void] | None]:
+        """(new stamp, CHANGE_DTYPE rows since `stamp`, None if they are no longer all there)."""
+    def memory_bytes(self) -> int: ...
+    def check_integrity(self) -> None:
+        """Walks everything; raises RuntimeError naming the first invariant that does not hold."""
+    def entries(self) -> NDArray[np.void]:
+        """All visible entries in eviction order per segment, for tests: (group, key, host, disk, segment, depth, flags, pins)."""
+
+class Matcher:
+    """What of one chain is restorable, kept up to date as the index changes."""
+
+    def __init__(self, index: Index) -> None: ...
+    def update(self, keys: KeyArray, computed: int) -> tuple[int, int, int, int, bool]:
+        """(boundary, pending, host, disk, loading).
+
+        boundary, pending: tokens, >= `computed`; host, disk: base blocks of [computed, boundary) that the first
+        full group (else the first group) would take from each tier; loading: some block of [computed, pending)
+        is on its way to the device.
+        """
+    def boundaries(self) -> NDArray[np.int32]:
+        """All restorable boundaries of the last update in tokens, increasing, without 0."""
+    def codes(self, group: int) -> NDArray[np.uint8]:
+        """Per block: 1 host, 2 disk, 4 pending, 8 loading, or-ed; 0 = absent."""

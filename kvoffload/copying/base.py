@@ -1,0 +1,46 @@
+"""The contract of a copy engine: device pages <-> host slots."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import IntEnum
+
+from kvoffload.arena import HostArena
+from kvoffload.layout import Layout, Pools
+from kvoffload.messages import Copies, StatusArray
+
+
+class Direction(IntEnum):
+    """Which way the bytes go."""
+
+    TO_HOST = 0
+    TO_DEVICE = 1
+
+
+class CopyEngine(ABC):
+    """Copies every layer of a page into a slot and back.
+
+    Thread: one thread calls; the copies run elsewhere. Lifetime: pools and arena outlive the engine.
+    Handles are small integers, used once: after `query` gave a result the handle is gone.
+    """
+
+    @abstractmethod
+    def register(self, layout: Layout, pools: Pools, arena: HostArena) -> None:
+        """Fix what pages and slots are. Raises LayoutError where page bytes and block bytes do not add up."""
+
+    @abstractmethod
+    def submit(self, copies: Copies, direction: Direction, after: object) -> int:
+        """Start one set of copies after the event `after` (None on a device without streams). Never blocks on the
+        copies. `copies` must not be changed before the handle has ended."""
+
+    @abstractmethod
+    def query(self, handle: int) -> StatusArray | None:
+        """The outcome, or None while it runs."""
+
+    @abstractmethod
+    def wait(self, handle: int, timeout: float) -> bool:
+        """Block until the handle has an outcome (it stays to be queried); False after `timeout` seconds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all copies and release threads. Idempotent."""
