@@ -93,8 +93,13 @@ class Namespace:
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes; in hexadecimal, the name of the namespace's directory."""
+        """32 bytes."""
         return hashlib.sha256(self.canonical).digest()
+
+    @property
+    def hex(self) -> str:
+        """The digest in hexadecimal: the name of the namespace's directory."""
+        return self.digest.hex()
 
     @cached_property
     def root(self) -> bytes:
