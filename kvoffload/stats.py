@@ -20,6 +20,7 @@ REASONS: dict[str, str] = {
     "write_failed": "the write to disk failed",
     "read_failed": "the disk had no good bytes for the key",
     "disk_backlog": "evicted from host before its write to disk began",
+    "disk_full": "the disk's policy refused it",
     "write_budget": "the bytes that may be written per hour were spent",
 }
 """Why a block was dropped: a counter each."""
@@ -50,29 +51,42 @@ FAMILIES: tuple[Family, ...] = (
     _by_tier("stored_blocks", "Blocks that became visible in a tier.", "stored_{}"),
     _single("dedup", "Offered blocks that a tier already had."),
     _single("in_flight_dedup", "Offered blocks that another transfer was already bringing."),
+    _by_tier("evicted_blocks", "Blocks given up to make room in a tier.", "evicted_{}"),
     _single("prefetched", "Blocks brought from disk to host ahead of a load."),
     _single("restored", "Blocks found on disk at start."),
     _single("retried", "Blocks whose load failed once and was tried again."),
     _by_tier("store_bytes", "Bytes written into a tier.", "store_bytes_{}"),
     _by_tier("load_bytes", "Bytes read from a tier.", "load_bytes_{}"),
     Family("dropped", "Blocks not kept, by reason.", "reason", {reason: reason for reason in REASONS}),
+    _single("moved", "Slabs that were emptied and given to another group.", "slabs"),
     _single("overdue", "Jobs that ran past their deadline.", "jobs"),
     _single("disk_lost", "Times that the disk tier was switched off after errors.", "times"),
     _single("disk_back", "Times that the disk tier came back.", "times"),
 )
 NAMES = frozenset(name for family in FAMILIES for name in family.counters.values())
 
+INDEX_NAMES: dict[str, str] = {
+    "write_failed": "write_failed",
+    "read_failed": "read_failed",
+    "dropped_disk_backlog": "disk_backlog",
+    "dropped_disk_full": "disk_full",
+    "evicted_host": "evicted_host",
+    "evicted_disk": "evicted_disk",
+    "slabs_moved": "moved",
+}
+"""Counters that the index keeps, by its name for them: a counter has one owner, so nothing is counted twice."""
+
 
 class Counters:
-    """Totals by name, all zero at first. Thread: one at a time."""
+    """Totals by name, of all that the index does not count; zero at first. Thread: one at a time."""
 
     __slots__ = ("_totals",)
 
     def __init__(self) -> None:
-        self._totals = dict.fromkeys(sorted(NAMES), 0)
+        self._totals = dict.fromkeys(sorted(NAMES - set(INDEX_NAMES.values())), 0)
 
     def add(self, name: str, amount: int = 1) -> None:
-        """Count `amount` more. Raises KeyError for an unknown name, ValueError for an amount below 0."""
+        """Count `amount` more. Raises KeyError for a name that is not kept here, ValueError below 0."""
         if amount < 0:
             raise ValueError(
                 f"counter {name} cannot go down by {-amount}; count the other event under its own name"
@@ -133,7 +147,7 @@ class Stats:
     slot_bytes: bytes of a slot over all ranks, where all groups have equal slots; 0 = gauges in slots only.
     """
 
-    totals: Mapping[str, int] = field(default_factory=lambda: Counters().as_dict())
+    totals: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(sorted(NAMES), 0))
     tiers: Mapping[str, TierUsage] = field(default_factory=lambda: {t: TierUsage() for t in TIERS})
     slot_bytes: int = 0
     config: Mapping[str, object] = field(default_factory=dict)
@@ -147,13 +161,11 @@ class Stats:
         slot_bytes: int = 0,
         config: Mapping[str, object] | None = None,
     ) -> Stats:
-        """What is counted now. The index's own counters are added under their names; others of it are left out."""
-        totals = counters.as_dict()
+        """What is counted now, by the planner and by the index in INDEX_NAMES. Without an index nothing is stored."""
+        theirs = {} if index is None else index.counters()
+        totals = {ours: theirs.get(name, 0) for name, ours in INDEX_NAMES.items()} | counters.as_dict()
         tiers = {tier: TierUsage() for tier in TIERS}
         if index is not None:
-            for name, value in index.counters().items():
-                if name in totals:
-                    totals[name] += value
             tiers = {tier: _usage(index.usage(number)) for number, tier in enumerate(TIERS)}
         return cls(totals, tiers, slot_bytes, config or {})
 
@@ -196,4 +208,4 @@ class Stats:
 
 
 def _usage(raw: Mapping[str, Any]) -> TierUsage:
-    return TierUsage(raw["slots"], raw["used"], raw["pinned"], raw["pending"])
+    return TierUsage(raw["capacity"], raw["used"], raw["pinned"], raw["pending"])
