@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
@@ -17,7 +16,7 @@ from kvoffload.mover import Mover
 from kvoffload.planner import Planner
 from kvoffload.requests import Finished
 from kvoffload.sizing import size_slabs
-from kvoffload.tiers.disk import DiskTier
+from kvoffload.tiers.disk import DiskTier, rank_directory
 
 IDLE_SECONDS = 0.0005
 """Between two looks at jobs that run, while draining."""
