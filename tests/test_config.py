@@ -9,7 +9,7 @@ import pytest
 
 from kvoffload.config import Config, split_bytes
 from kvoffload.errors import ConfigError
-from kvoffload.keys import namespace_of
+from kvoffload.identity import namespace_of
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.memory import Memory, read_memory
 from kvoffload.units import format_size, parse_size
