@@ -14,7 +14,7 @@ from kvoffload.traces.commands import app as trace_app
 class _OneLineErrors(TyperGroup):
     """Shows the errors that kvoffload raises on purpose as one line; the exit status is 1."""
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  click's own signature
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KVOffloadError as error:
