@@ -1,0 +1,267 @@
+"""What sequential and concurrent replays share: one request on the device, and the tiers below it.
+
+The engine here computes nothing: a "computed" block is painted with the bytes its key stands for, and whatever
+comes back from a tier is compared with them.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvoffload.errors import KVOffloadError
+from kvoffload.messages import JobKind
+from kvoffload.replay.report import RequestCount, Stored, Tally
+from kvoffload.requests import ChainLike, Finished, LoadPlan, Match, Offer, RequestInfo
+from kvoffload.testing.paint import paint, verify
+from kvoffload.testing.pool import KeyArray, PageMemory, PagePool, Pages
+
+STALL_S = 60.0
+"""Seconds without any progress after which a replay gives up with an error."""
+
+IDLE_S = 0.0002
+"""Seconds slept between two looks at running jobs that have not moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """One request of a trace: its chain of block ids. `tokens`: prompt length; `index`: position in the file."""
+
+    index: int
+    session: str
+    agent: str
+    reason: str
+    tokens: int
+    ids: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceChain:
+    """The keys of one request."""
+
+    keys: KeyArray
+
+
+def keys_of(ids: NDArray[np.uint64]) -> KeyArray:
+    """(n, 16): a key for each block id of a chained trace. Equal ids have equal keys, on every machine."""
+    words = np.empty((len(ids), 2), "<u8")
+    words[:, 0] = ids * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(0xD1B54A32D192ED03)
+    words[:, 1] = (words[:, 0] ^ (words[:, 0] >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return words.view(np.uint8).reshape(-1, 16)
+
+
+class Tiers(ABC):
+    """All that a replay asks of the tiers. One thread calls."""
+
+    @abstractmethod
+    def match(self, request: RequestInfo, chain: ChainLike, computed: int) -> Match:
+        """See Planner.match."""
+
+    @abstractmethod
+    def load(self, request: RequestInfo, chain: ChainLike, boundary: int, pages: Sequence[Pages]) -> LoadPlan:
+        """See Planner.load."""
+
+    @abstractmethod
+    def offer(self, request: RequestInfo, chain: ChainLike, computed: int, pages: Sequence[Pages]) -> Offer:
+        """See Planner.offer."""
+
+    @abstractmethod
+    def finish(self, request: RequestInfo, reason: str, now: float) -> tuple[int, ...]:
+        """End a request; the ids of jobs that still touch its pages."""
+
+    @abstractmethod
+    def step(self, now: float) -> Sequence[Finished]:
+        """Send what is decided, take in what has ended; never blocks on a copy."""
+
+    @abstractmethod
+    def backlog(self) -> tuple[int, int]:
+        """Blocks that wait for their disk write: (not yet safe from eviction, pinned)."""
+
+    @abstractmethod
+    def stored(self) -> Stored:
+        """Blocks stored per tier and dropped so far."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One request on its way. Tokens: computed. Blocks: hbm, host, disk, produced, stored.
+
+    pages: of the whole prompt, HBM hits first; empty until it is admitted.
+    """
+
+    request: ReplayRequest
+    info: RequestInfo
+    chain: TraceChain
+    pages: Pages = field(default_factory=lambda: np.empty(0, np.int32))
+    computed: int = 0
+    hbm: int = 0
+    host: int = 0
+    disk: int = 0
+    produced: int = 0
+    stored: int = 0
+    load: int = 0
+    arrived: int = 0
+    settled: int = 0
+    patience: float = 0.0
+
+
+class Engine:
+    """Device pages and their content, above tiers. REQUIRES: one group of kind full.
+
+    memories: one per rank, or none to count blocks only. Thread: one.
+    """
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        pool: PagePool,
+        memories: Sequence[PageMemory],
+        block_tokens: int,
+        tally: Tally,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tiers = tiers
+        self.pool = pool
+        self.tally = tally
+        self.block_tokens = block_tokens
+        self.clock = clock
+        self._memories = memories
+        self._loading: dict[int, Turn] = {}
+        self._held: list[tuple[set[int], Pages]] = []
+        self._moved_at = clock()
+
+    def open(self, request: ReplayRequest) -> Turn:
+        """A turn that holds nothing yet. Raises KVOffloadError if its prompt can never be on the device."""
+        if len(request.ids) > self.pool.pages:
+            raise KVOffloadError(
+                f"request {request.index} has {len(request.ids)} blocks and the device {self.pool.pages}:"
+                f" raise --device-blocks to at least {len(request.ids)}"
+            )
+        info = RequestInfo(request.index, request.session, request.agent)
+        return Turn(request, info, TraceChain(keys_of(request.ids)))
+
+    def look(self, turn: Turn) -> tuple[Pages, Match]:
+        """(pages of the HBM prefix, what the tiers have beyond it); takes nothing."""
+        hits = self.pool.match(turn.chain.keys)
+        return hits, self.tiers.match(turn.info, turn.chain, len(hits) * self.block_tokens)
+
+    def admit(self, turn: Turn, hits: Pages, found: Match) -> bool:
+        """Take pages for the whole prompt and begin the load; False, with nothing taken, where pages are short."""
+        fresh = self.pool.allocate(len(turn.request.ids) - len(hits), hits)
+        if fresh is None:
+            return False
+        turn.pages = np.concatenate((hits, fresh))
+        turn.hbm = len(hits)
+        turn.computed = len(hits) * self.block_tokens
+        self._check(turn, 0, turn.hbm, "hbm")
+        if found.boundary > turn.computed:
+            plan = self.tiers.load(turn.info, turn.chain, found.boundary, [turn.pages])
+            turn.host, turn.disk = found.host, found.disk
+            turn.load = plan.id
+            if plan.id:
+                self._loading[plan.id] = turn
+            else:
+                turn.host = turn.disk = 0
+        self._moved_at = self.clock()
+        return True
+
+    def compute(self, turn: Turn, tokens: int) -> int:
+        """Produce up to `tokens` more, whole blocks at a time; the tokens really produced."""
+        begin = turn.computed // self.block_tokens
+        end = min(begin + tokens // self.block_tokens, len(turn.request.ids))
+        if end > begin:
+            part = slice(begin, end)
+            for memory in self._memories:
+                paint(memory, 0, turn.pages[part], turn.chain.keys[part])
+            self.pool.publish(turn.pages[part], turn.chain.keys[part])
+            turn.produced += end - begin
+            turn.computed = end * self.block_tokens
+        return (end - begin) * self.block_tokens
+
+    def offer(self, turn: Turn) -> bool:
+        """Offer what is computed; True when nothing of it has to be offered again."""
+        offer = self.tiers.offer(turn.info, turn.chain, turn.computed, [turn.pages])
+        if offer.blocks or offer.cursor > turn.settled:
+            self._moved_at = self.clock()
+        turn.stored += offer.blocks
+        turn.settled = offer.cursor
+        return not offer.blocked
+
+    def finish(self, turn: Turn) -> None:
+        """End a turn that has produced everything; its pages become free when no job touches them."""
+        request = turn.request
+        jobs = self.tiers.finish(turn.info, request.reason, self.clock())
+        self._hold(set(jobs), turn.pages)
+        self.tally.add(
+            RequestCount(
+                session=request.session,
+                ids=request.ids,
+                tokens=request.tokens,
+                hits=(turn.hbm, turn.host, turn.disk),
+                produced=turn.produced,
+                arrived=turn.arrived,
+                stored=turn.stored,
+                block_tokens=self.block_tokens,
+            )
+        )
+        self._moved_at = self.clock()
+
+    def pump(self) -> None:
+        """Let jobs move on; sleeps a little if none did. Raises KVOffloadError after STALL_S without progress."""
+        now = self.clock()
+        finished = self.tiers.step(now)
+        for item in finished:
+            if item.kind is JobKind.LOAD and item.id in self._loading:
+                self._loaded(self._loading.pop(item.id), item)
+            self._unhold(item.id)
+        if finished:
+            self._moved_at = now
+        elif now - self._moved_at > STALL_S:
+            raise KVOffloadError(
+                f"nothing has moved for {STALL_S:.0f} s: {len(self._loading)} loads and {len(self._held)} sets of"
+                f" pages are still waiting, {self.tiers.backlog()} blocks for disk (queued, pinned)"
+            )
+        else:
+            time.sleep(IDLE_S)
+
+    def drain(self) -> None:
+        """Pump until every page is free and every disk write has ended."""
+        while self._held or self._loading or any(self.tiers.backlog()):
+            self.pump()
+
+    def _loaded(self, turn: Turn, item: Finished) -> None:
+        """Take in a load: what came is compared, what did not is left to be computed."""
+        begin, end = turn.computed // self.block_tokens, item.boundary // self.block_tokens
+        turn.arrived = max(end - begin, 0)
+        turn.host = min(turn.host, turn.arrived)
+        turn.disk = min(turn.disk, turn.arrived - turn.host)
+        self.tally.loads += 1
+        self._check(turn, begin, begin + turn.arrived, "load")
+        self.pool.publish(turn.pages[begin : begin + turn.arrived], turn.chain.keys[begin : begin + turn.arrived])
+        turn.computed = (begin + turn.arrived) * self.block_tokens
+        turn.load = 0
+
+    def _check(self, turn: Turn, begin: int, end: int, source: str) -> None:
+        """Compare blocks [begin, end) with the oracle on every rank."""
+        for memory in self._memories:
+            wrong = verify(memory, 0, turn.pages[begin:end], turn.chain.keys[begin:end])
+            for position in wrong.tolist():
+                self.tally.mismatch(f"request {turn.request.index} block {begin + position} {source}")
+
+    def _hold(self, jobs: set[int], pages: Pages) -> None:
+        if jobs:
+            self._held.append((jobs, pages))
+        else:
+            self.pool.release(pages)
+
+    def _unhold(self, job: int) -> None:
+        for jobs, pages in self._held:
+            jobs.discard(job)
+            if not jobs:
+                self.pool.release(pages)
+        self._held = [item for item in self._held if item[0]]
