@@ -117,12 +117,16 @@ class Plans:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """How a job ended on one rank. `status` None = every copy is OK. `error` says why, for people."""
+    """How a job ended on one rank. `status` None = every copy is OK. `error` says why, for people.
+
+    disk_ok: whether this rank's disk tier works at all just now. job 0 = news of the disk only.
+    """
 
     job: int
     rank: int
     status: StatusArray | None = None
     error: str = ""
+    disk_ok: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

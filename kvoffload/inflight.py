@@ -1,0 +1,105 @@
+"""Jobs that have been sent and have not ended: outcomes of all ranks, and deadlines."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvoffload.messages import Copies, Job, JobKind, Outcome, Status, StatusArray
+
+
+_SEVERITY = np.zeros(len(Status), np.uint8)
+_SEVERITY[[Status.OK, Status.NOT_DONE, Status.COPY_FAILED, Status.READ_FAILED]] = [0, 1, 2, 3]
+"""A copy that failed on one rank has failed; bad bytes on one rank make the key bad."""
+
+
+def _worse(a: StatusArray, b: StatusArray) -> StatusArray:
+    return np.where(_SEVERITY[b] > _SEVERITY[a], b, a)
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One job on its way.
+
+    status: worst status so far per copy over the ranks that have reported; None = all OK.
+    owner: request whose pages the job touches, or None. load: id of the load it is a part of, or 0.
+    """
+
+    job: Job
+    waiting: set[int]
+    owner: object = None
+    load: int = 0
+    status: StatusArray | None = None
+    errors: list[str] = field(default_factory=list)
+    overdue: bool = False
+
+    @property
+    def copies(self) -> Copies:
+        return self.job.copies
+
+
+class InFlight:
+    """Table of running jobs. A job ends once, when every rank has reported it; reports of unknown jobs, and second
+    reports of one rank, change nothing."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = range(ranks)
+        self._next = 1
+        self._jobs: dict[int, Running] = {}
+        self._deadlines: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Running]:
+        return iter(self._jobs.values())
+
+    def get(self, job_id: int) -> Running | None:
+        return self._jobs.get(job_id)
+
+    def new_id(self) -> int:
+        """Ids are unique over jobs and loads, and never 0."""
+        self._next += 1
+        return self._next - 1
+
+    def add(
+        self, kind: JobKind, copies: Copies, deadline: float, owner: object = None, load: int = 0
+    ) -> Running:
+        job = Job(self.new_id(), kind, copies)
+        running = Running(job, set(self._ranks), owner, load)
+        self._jobs[job.id] = running
+        heapq.heappush(self._deadlines, (deadline, job.id))
+        return running
+
+    def report(self, outcome: Outcome) -> Running | None:
+        """The job, if this report ended it."""
+        running = self._jobs.get(outcome.job)
+        if running is None or outcome.rank not in running.waiting:
+            return None
+        running.waiting.discard(outcome.rank)
+        if outcome.error:
+            running.errors.append(f"rank {outcome.rank}: {outcome.error}")
+        if outcome.status is not None and outcome.status.any():
+            running.status = (
+                outcome.status.copy() if running.status is None else _worse(running.status, outcome.status)
+            )
+        if running.waiting:
+            return None
+        del self._jobs[outcome.job]
+        return running
+
+    def expired(self, now: float) -> list[Running]:
+        """Jobs whose deadline has passed and that still run; each is named once."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            running = self._jobs.get(heapq.heappop(self._deadlines)[1])
+            if running is not None:
+                running.overdue = True
+                late.append(running)
+        if len(self._deadlines) > 2 * len(self._jobs) + 64:
+            self._deadlines = [d for d in self._deadlines if d[1] in self._jobs]
+            heapq.heapify(self._deadlines)
+        return late

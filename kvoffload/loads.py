@@ -1,0 +1,297 @@
+"""Loads and prefetches from their first block to their one ending: parts, transit shortage, retry, deadline.
+
+A load is cut into parts. Each part is one job; parts exist because a load longer than host takes transit slots in
+bursts, and because blocks that another job is bringing into host are waited for. A failed copy is tried once more
+(same slots, still pinned); only then does the index hear of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvoffload.index import Index
+from kvoffload.inflight import InFlight, Running
+from kvoffload.layout import GroupKind, Layout
+from kvoffload.messages import CopyFlag, Copies, JobKind, Status, StatusArray
+from kvoffload.requests import Finished, LoadPlan, Pages, RequestState
+from kvoffload.stats import Counters
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Copies of one job. retried: indices into copies that the running retry is about, None before it."""
+
+    load: Load
+    copies: Copies
+    status: StatusArray | None = None
+    retried: np.ndarray[tuple[int], np.dtype[np.intp]] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """One load or prefetch. Tokens [start, boundary) are to come; rest: by group, first block not begun yet.
+
+    state: the asker, None for a prefetch and once the asker has gone. reached: tokens on the device so far as
+    known, lowered by failures. running: parts sent or held.
+    """
+
+    id: int
+    kind: JobKind
+    state: RequestState | None
+    start: int
+    boundary: int
+    deadline: float
+    keys: np.ndarray[tuple[int, int], np.dtype[np.uint8]]
+    pages: Pages
+    rest: list[int] | None
+    ends: list[int]
+    reached: int
+    running: int = 0
+    failed: int = 0
+    blocks: int = 0
+    expired: bool = False
+    errors: list[str] = field(default_factory=list)
+
+
+class Loads:
+    """All loads of one planner. `send` gets each job that is to go to the movers."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        index: Index,
+        inflight: InFlight,
+        counters: Counters,
+        send: Callable[[Running], None],
+    ) -> None:
+        self._layout = layout
+        self._index = index
+        self._inflight = inflight
+        self._counters = counters
+        self._send = send
+        self._loads: dict[int, Load] = {}
+        self._parts: dict[int, Part] = {}
+        self._held: list[Part] = []
+        self._short: list[Load] = []
+        self._all_full = all(g.kind is GroupKind.FULL for g in layout.groups)
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    def begin(self, state: RequestState, boundary: int, pages: Pages, deadline: float) -> LoadPlan:
+        """Start loading tokens [state.computed, boundary) of the request. REQUIRES: boundary is restorable."""
+        assert state.chain is not None
+        begins, ends = self._spans(state.computed, boundary)
+        load = Load(
+            self._inflight.new_id(),
+            JobKind.LOAD,
+            state,
+            state.computed,
+            boundary,
+            deadline,
+            state.chain.keys,
+            pages,
+            begins,
+            ends,
+            boundary,
+        )
+        self._loads[load.id] = load
+        state.jobs.add(load.id)
+        self._burst(load)
+        return LoadPlan(load.id, boundary, load.blocks, 0)
+
+    def prefetch(self, state: RequestState, boundary: int, deadline: float) -> int:
+        """Start bringing [state.computed, boundary) from disk into host; the job's id, 0 when nothing is to do."""
+        assert state.chain is not None
+        begins, ends = self._spans(state.computed, boundary)
+        keys = state.chain.keys
+        copies = self._index.begin_read(state.segment, keys, begins, ends)
+        if not len(copies):
+            return 0
+        load = Load(
+            self._inflight.new_id(), JobKind.READ, None, 0, 0, deadline, keys, (), None, ends, 0, running=1
+        )
+        self._loads[load.id] = load
+        self._start(Part(load, copies))
+        return load.id
+
+    def _spans(self, start: int, boundary: int) -> tuple[list[int], list[int]]:
+        """By group, the blocks [begin, end) needed to resume at `boundary` when [0, start) is on the device."""
+        begins, ends = [], []
+        for group in self._layout.groups:
+            size = group.tokens_per_block
+            end = boundary // size
+            if group.transient:
+                begin = end
+            elif group.kind is GroupKind.FULL:
+                begin = start // size
+            elif group.kind is GroupKind.SLIDING:
+                begin = max(start, boundary - group.lookback, 0) // size
+            else:
+                begin = max(end - 1, 0)
+            begins.append(min(begin, end))
+            ends.append(end)
+        return begins, ends
+
+    def _burst(self, load: Load) -> None:
+        """Begin as much of the rest as slots allow."""
+        assert load.rest is not None
+        room = self._index.transit_free()
+        begun_from = load.rest
+        copies, reached = self._index.begin_load(
+            load.state.segment if load.state else 0,
+            load.keys,
+            begun_from,
+            load.ends,
+            load.pages,
+            max(1, room // 2) if room else 0,
+        )
+        if reached == load.ends:
+            load.rest = None
+        elif len(copies) or not room:
+            load.rest = list(reached)
+            self._short.append(load)
+        else:
+            self._cut(load, reached)
+        if len(copies):
+            load.blocks += len(copies)
+            load.running += 1
+            part = Part(load, copies)
+            if (copies["flags"] & CopyFlag.WAIT).any():
+                self._held.append(part)
+            else:
+                self._start(part)
+
+    def _cut(self, load: Load, reached: list[int]) -> None:
+        """No tier has the block after `reached` any more: the load ends before it."""
+        sizes = [g.tokens_per_block for g in self._layout.groups]
+        gap = min(r * s for r, s, e in zip(reached, sizes, load.ends, strict=True) if r < e)
+        load.reached = min(load.reached, gap)
+        load.failed += sum(e - r for r, e in zip(reached, load.ends, strict=True))
+        load.rest = None
+
+    def _start(self, part: Part) -> None:
+        load = part.load
+        copies = part.copies if part.retried is None else part.copies[part.retried]
+        owner = load.state.info.id if load.state else None
+        running = self._inflight.add(load.kind, copies, load.deadline, owner, load.id)
+        self._parts[running.job.id] = part
+        self._send(running)
+
+    def advance(self, now: float) -> list[Finished]:
+        """Send what waited for slots or for other jobs; end what waited too long."""
+        finished = []
+        short, self._short = self._short, []
+        for load in short:
+            if load.rest is not None and (load.expired or now >= load.deadline):
+                load.expired = True
+                self._cut(load, load.rest)
+            if load.rest is not None:
+                self._burst(load)
+            finished += self._maybe_end(load)
+        held, self._held = self._held, []
+        for part in held:
+            if now >= part.load.deadline or part.load.expired:
+                part.load.expired = True
+                self._settle(part, np.full(len(part.copies), Status.NOT_DONE, np.uint8))
+                finished += self._maybe_end(part.load)
+            elif self._index.ready(part.copies):
+                self._release(part)
+                finished += self._maybe_end(part.load)
+            else:
+                self._held.append(part)
+        return finished
+
+    def _release(self, part: Part) -> None:
+        """Nothing is waited for any more: send what came, give up what did not."""
+        there = part.copies["host"] >= 0
+        if not there.all():
+            gone = Part(part.load, part.copies[~there])
+            part.load.running += 1
+            self._settle(gone, np.full(len(gone.copies), Status.NOT_DONE, np.uint8))
+            part.copies = part.copies[there]
+        if len(part.copies):
+            self._start(part)
+        else:
+            part.load.running -= 1
+
+    def overdue(self, running: Running) -> None:
+        """The deadline of a sent part has passed: nobody waits for its blocks, and no further part is begun."""
+        part = self._parts[running.job.id]
+        part.load.expired = True
+
+    def ended(self, running: Running) -> list[Finished]:
+        """A part has ended on all ranks: retry its failures once, or settle it."""
+        part = self._parts.pop(running.job.id)
+        load = part.load
+        load.errors += running.errors
+        status = running.status
+        if part.retried is not None:
+            assert part.status is not None
+            part.status[part.retried] = 0 if status is None else status
+            status = part.status
+        elif status is not None and not load.expired:
+            failed = np.flatnonzero((status == Status.READ_FAILED) | (status == Status.COPY_FAILED))
+            if len(failed):
+                part.status, part.retried = status, failed
+                self._counters.add("retried", len(failed))
+                self._start(part)
+                return []
+        self._settle(part, status)
+        return self._maybe_end(load)
+
+    def _settle(self, part: Part, status: StatusArray | None) -> None:
+        """Tell the index how the part's copies ended. A failed key leaves the index here, before any report."""
+        load, copies = part.load, part.copies
+        load.running -= 1
+        self._index.complete_load(copies, status)
+        read = (copies["flags"] & CopyFlag.READ) != 0
+        good = np.ones(len(copies), bool) if status is None else status == Status.OK
+        from_disk = int((read & good).sum())
+        if load.kind is JobKind.READ:
+            self._counters.add("prefetched", from_disk)
+        else:
+            self._counters.add("loaded_disk", from_disk)
+            self._counters.add("loaded_host", int(good.sum()) - from_disk)
+        if not good.all():
+            bad = copies[~good]
+            sizes = np.array([g.tokens_per_block for g in self._layout.groups])
+            load.reached = min(load.reached, int((bad["depth"] * sizes[bad["group"]]).min()))
+            load.failed += len(bad)
+            if load.rest is not None:
+                self._cut(load, load.rest)
+
+    def _maybe_end(self, load: Load) -> list[Finished]:
+        if load.running or load.rest is not None or load.id not in self._loads:
+            return []
+        del self._loads[load.id]
+        state = load.state
+        boundary = self._restored(load)
+        if state is not None:
+            state.jobs.discard(load.id)
+            state.had = max(state.had, boundary)
+            self._counters.add("used", (boundary - load.start) // self._layout.base_tokens)
+        error = "; ".join(load.errors)
+        name = state.info.id if state else None
+        return [Finished(load.id, load.kind, name, boundary, load.failed, load.expired, error)]
+
+    def _restored(self, load: Load) -> int:
+        """Tokens that can be resumed from: a window or snapshot with a hole leaves only what was there before."""
+        if load.reached >= load.boundary:
+            return load.boundary
+        if not self._all_full:
+            return load.start
+        step = self._layout.alignment
+        return max(load.start, load.reached // step * step)
+
+    def detach(self, state: RequestState) -> None:
+        """The asker has gone; transfers go on for the sake of their keys, no further part is begun."""
+        for load_id in state.jobs:
+            load = self._loads.get(load_id)
+            if load is not None:
+                load.state = None
+                if load.rest is not None:
+                    self._cut(load, load.rest)

@@ -1,0 +1,108 @@
+"""Planner and movers in one process: for custom schedulers, tests and the replay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from kvoffload.config import Config
+from kvoffload.copying.cpu import CpuCopyEngine
+from kvoffload.keys import Namespace
+from kvoffload.layout import Layout, Pools
+from kvoffload.messages import Outcome, Plans
+from kvoffload.mover import Mover
+from kvoffload.planner import Planner
+from kvoffload.requests import Finished
+from kvoffload.sizing import size_slabs
+from kvoffload.tiers.disk import DiskTier
+
+IDLE_SECONDS = 0.0005
+"""Between two looks at jobs that run, while draining."""
+
+
+class MoverLike(Protocol):
+    """What Local needs of a mover."""
+
+    def submit(self, plans: Plans) -> None: ...
+    def poll(self) -> list[Outcome]: ...
+    def wait(self, job_ids: Iterable[int], timeout: float) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Local:
+    """One planner and one mover per rank. Every method is called from one thread."""
+
+    def __init__(
+        self, planner: Planner, movers: Sequence[MoverLike], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """REQUIRES: every mover has registered its pools and attached to the planner."""
+        self.planner = planner
+        self.movers = movers
+        self._clock = clock
+
+    @classmethod
+    def open(
+        cls, config: Config, layout: Layout, pools: Sequence[Pools], *, namespace: Namespace | None = None
+    ) -> Local:
+        """Tiers on this machine's CPU and disk for device pages in host memory: one mover per entry of `pools`.
+
+        Raises ConfigError for sizes that do not fit, TierError when the disk path cannot be used.
+        """
+        planner = Planner(layout, config, ranks=len(pools))
+        ranks = len(pools)
+        slabs = size_slabs(layout, config.host_bytes // ranks, config.disk_bytes // ranks)
+        name = namespace or Namespace.of(config, layout, ranks)
+        movers: list[Mover] = []
+        try:
+            for rank, mine in enumerate(pools):
+                tier = None
+                if config.disk_path is not None:
+                    path = Path(config.disk_path) / name.hex / "dp0" / f"rank{rank}"
+                    tier = DiskTier(
+                        path, layout, slabs.slab_bytes, slabs.disk, name, checksum=config.checksum
+                    )
+                movers.append(Mover(rank, layout, slabs, CpuCopyEngine(), tier))
+                planner.attach(rank, movers[-1].register(mine))
+        except BaseException:
+            for mover in movers:
+                mover.close()
+            raise
+        return cls(planner, movers)
+
+    def step(self) -> list[Finished]:
+        """Send what the planner has decided, take in what the movers have done. Never blocks."""
+        plans = self.planner.tick(self._clock())
+        outcomes: list[Outcome] = []
+        for mover in self.movers:
+            if plans:
+                mover.submit(plans)
+            outcomes += mover.poll()
+        return self.planner.complete(outcomes)
+
+    def drain(self, timeout: float = 60.0) -> list[Finished]:
+        """Step until no job runs or waits. Raises TimeoutError after `timeout` seconds."""
+        end = time.monotonic() + timeout
+        finished: list[Finished] = []
+        while True:
+            finished += self.step()
+            if self.planner.idle:
+                return finished
+            if time.monotonic() > end:
+                raise TimeoutError(f"jobs still run after {timeout} s: {self.planner.describe()}")
+            time.sleep(IDLE_SECONDS)
+
+    def close(self) -> None:
+        """End every job and release memory, threads and files. Idempotent."""
+        for mover in self.movers:
+            mover.close()
+
+    def __enter__(self) -> Local:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

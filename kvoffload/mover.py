@@ -1,0 +1,277 @@
+"""The half that moves bytes: one per rank, in the worker process.
+
+Stores, and loads that host holds whole, go straight to the copy engine; whatever touches disk runs on the mover's own
+threads, in chunks, so that a device copy of one chunk overlaps the read of the next. Python runs once per chunk, never
+per block. The engine's thread calls `submit`, `poll` and `wait`; none of them does I/O.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvoffload.arena import HostArena
+from kvoffload.copying.base import CopyEngine, Direction
+from kvoffload.layout import Layout, Pools
+from kvoffload.messages import CopyFlag, Copies, Inventory, Job, JobKind, Outcome, Plans, Status, StatusArray
+from kvoffload.sizing import Slabs
+from kvoffload.tiers.base import Tier
+
+CHUNK_BYTES = 8 << 20
+"""Read or written in one native call; two chunks of a load are under way at once."""
+
+LOAD_THREADS = 2
+PROBE_SECONDS = 5.0
+"""Between two tries of a disk that was switched off."""
+
+
+@dataclass(slots=True, eq=False)
+class _Copying:
+    """A job that is one copy-engine handle."""
+
+    job: Job
+    handle: int
+
+
+class Mover:
+    """Executes Plans of one rank and reports one Outcome per job."""
+
+    def __init__(
+        self,
+        rank: int,
+        layout: Layout,
+        slabs: Slabs,
+        copier: CopyEngine,
+        tier: Tier | None = None,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """The mover owns `copier` and `tier` from here on and closes them; host memory is mapped now."""
+        self.rank = rank
+        self.layout = layout
+        self.arena = HostArena(slabs.slab_bytes, slabs.host + slabs.transit, layout)
+        self._slabs = slabs
+        self._copier = copier
+        self._tier = tier
+        self._chunk = max(1, chunk_bytes // max(1, max(g.slot_bytes for g in layout.groups)))
+        self._copying: list[_Copying] = []
+        self._tasks: dict[int, Future[None]] = {}
+        self._cancelled: set[int] = set()
+        self._done: deque[Outcome] = deque()
+        self._disk_ok = True
+        self._probed_at = 0.0
+        self._closed = threading.Event()
+        self._loads = ThreadPoolExecutor(LOAD_THREADS, "kvoffload-load")
+        # One thread: a reset of the tier must come after the writes before it and before those after it.
+        self._writes = ThreadPoolExecutor(1, "kvoffload-write")
+
+    def register(self, pools: Pools) -> Inventory:
+        """Fix the device pages, and say what this rank can give. Call once, before `submit`."""
+        self._copier.register(self.layout, pools, self.arena)
+        records = {} if self._tier is None else {"records": self._tier.records()}
+        return Inventory(
+            self.layout.slots_per_slab(self._slabs.slab_bytes),
+            self._slabs.host,
+            self._slabs.transit,
+            0 if self._tier is None else self._tier.slabs,
+            **records,
+        )
+
+    def submit(self, plans: Plans, events: Mapping[int, object] | None = None) -> None:
+        """Start every job of the plans. events: by job id, the device event after which its copies may start (a
+        store: its producer; a load: the last reader of its pages); None on a device without streams."""
+        self._cancelled.update(i for i in plans.cancels if i in self._tasks)
+        if plans.reset_disk and self._tier is not None:
+            self._writes.submit(self._guard(None, self._reset))
+        for job in plans.jobs:
+            self._submit(job, (events or {}).get(job.id))
+
+    def _submit(self, job: Job, event: object) -> None:
+        reads = job.kind is JobKind.LOAD and (job.copies["flags"] & CopyFlag.READ).any()
+        if job.kind in (JobKind.STORE, JobKind.LOAD) and not reads:
+            direction = Direction.TO_HOST if job.kind is JobKind.STORE else Direction.TO_DEVICE
+            self._copying.append(_Copying(job, self._copier.submit(job.copies, direction, event)))
+            return
+        pool = self._writes if job.kind is JobKind.WRITE else self._loads
+        work = {JobKind.LOAD: self._load, JobKind.READ: self._read, JobKind.WRITE: self._write}[job.kind]
+        self._tasks[job.id] = pool.submit(self._guard(job, lambda: work(job, event)))
+
+    def _guard(self, job: Job | None, work: Callable[[], StatusArray | None]) -> Callable[[], None]:
+        """The outermost frame of a task: whatever happens in it, the job ends with an outcome."""
+
+        def run() -> None:
+            status, error = None, ""
+            try:
+                status = work()
+            except Exception as failure:  # noqa: BLE001
+                error = f"{type(failure).__name__}: {failure}"
+                if job is not None:
+                    status = np.full(len(job.copies), Status.COPY_FAILED, np.uint8)
+            if job is not None:
+                self._done.append(Outcome(job.id, self.rank, status, error))
+
+        return run
+
+    # ---- on the mover's threads ----
+
+    def _reset(self) -> None:
+        assert self._tier is not None
+        self._tier.reset()
+
+    def _parts(self, job: Job, size: int, status: StatusArray) -> Iterator[slice]:
+        """Slices of the job's copies; ends early, marking the rest NOT_DONE, when the job is cancelled."""
+        for begin in range(0, len(job.copies), size):
+            if job.id in self._cancelled or self._closed.is_set():
+                status[begin:] = Status.NOT_DONE
+                return
+            yield slice(begin, begin + size)
+
+    def _write(self, job: Job, event: object) -> StatusArray:
+        assert self._tier is not None
+        status = np.zeros(len(job.copies), np.uint8)
+        for part in self._parts(job, self._chunk, status):
+            status[part] = self._tier.write(job.copies[part], self.arena)
+        return status
+
+    def _read(self, job: Job, event: object) -> StatusArray:
+        assert self._tier is not None
+        status = np.zeros(len(job.copies), np.uint8)
+        for part in self._parts(job, self._chunk, status):
+            status[part] = self._tier.read(job.copies[part], self.arena)
+        return status
+
+    def _load(self, job: Job, event: object) -> StatusArray:
+        """Read a chunk while the one before it goes to the device. A transit slot is read into again only after the
+        device copy that used it has ended."""
+        assert self._tier is not None
+        status = np.zeros(len(job.copies), np.uint8)
+        transit = job.copies[(job.copies["flags"] & CopyFlag.TRANSIT) != 0]
+        size = self._chunk
+        if len(transit):
+            slots = len(np.unique(transit[["group", "host"]]))
+            size = max(1, min(size, slots // 2))
+        before: list[tuple[slice, int, Copies]] = []
+        for part in self._parts(job, size, status):
+            copies = job.copies[part]
+            while before and (len(before) > 1 or _share_slots(before[0][2], copies)):
+                self._finish_copy(before.pop(0), status)
+            read = (copies["flags"] & CopyFlag.READ) != 0
+            if read.any():
+                mine = status[part]
+                mine[read] = self._tier.read(copies[read], self.arena)
+            good = status[part] == Status.OK
+            if good.any():
+                chosen = copies[good]
+                handle = self._copier.submit(chosen, Direction.TO_DEVICE, event)
+                before.append((part, handle, chosen))
+        for rest in before:
+            self._finish_copy(rest, status)
+        return status
+
+    def _finish_copy(self, running: tuple[slice, int, Copies], status: StatusArray) -> None:
+        """Wait for a device copy, however long it takes: its pages are being written."""
+        part, handle, _ = running
+        while (result := self._copier.query(handle)) is None:
+            self._copier.wait(handle, 1.0)
+        mine = status[part]
+        mine[mine == Status.OK] = result
+
+    # ---- on the engine's thread ----
+
+    def poll(self) -> list[Outcome]:
+        """What has ended since the last call. Never blocks."""
+        outcomes = []
+        still = []
+        for running in self._copying:
+            status = self._copier.query(running.handle)
+            if status is None:
+                still.append(running)
+            else:
+                outcomes.append(Outcome(running.job.id, self.rank, status if status.any() else None))
+        self._copying = still
+        while self._done:
+            outcome = self._done.popleft()
+            self._tasks.pop(outcome.job, None)
+            self._cancelled.discard(outcome.job)
+            outcomes.append(outcome)
+        return self._with_health(outcomes)
+
+    def _with_health(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """Put the state of the disk on every outcome; send one for itself when it changes."""
+        if self._tier is None:
+            return outcomes
+        healthy = self._tier.healthy
+        if not healthy and time.monotonic() - self._probed_at > PROBE_SECONDS:
+            self._probed_at = time.monotonic()
+            self._writes.submit(self._guard(None, self._probe))
+        if healthy is not self._disk_ok:
+            self._disk_ok = healthy
+            outcomes.append(Outcome(0, self.rank))
+        if healthy:
+            return outcomes
+        return [Outcome(o.job, o.rank, o.status, o.error, False) for o in outcomes]
+
+    def _probe(self) -> None:
+        assert self._tier is not None
+        self._tier.probe()
+
+    def wait(self, job_ids: Iterable[int], timeout: float) -> bool:
+        """Block until these jobs have outcomes to `poll`; False after `timeout` seconds. Unknown ids have ended."""
+        end = time.monotonic() + timeout
+        wanted = set(job_ids)
+        for running in [c for c in self._copying if c.job.id in wanted]:
+            if not self._copier.wait(running.handle, max(0.0, end - time.monotonic())):
+                return False
+        for task in [self._tasks[i] for i in wanted & self._tasks.keys()]:
+            try:
+                task.result(max(0.0, end - time.monotonic()))
+            except TimeoutError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """End every job (what has not begun is NOT_DONE), then release files, threads and memory. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._loads.shutdown(wait=True)
+        self._writes.shutdown(wait=True)
+        self._copier.close()
+        if self._tier is not None:
+            self._tier.close()
+        self.arena.close()
+
+
+def _share_slots(a: Copies, b: Copies) -> bool:
+    """Whether a transit slot stands in both."""
+    names = ["group", "host"]
+    mine = a[(a["flags"] & CopyFlag.TRANSIT) != 0][names]
+    theirs = b[(b["flags"] & CopyFlag.TRANSIT) != 0][names]
+    return bool(len(mine) and len(theirs) and np.isin(mine, theirs).any())
+
+
+class NullMover:
+    """The twin of Mover without bytes: every job is done as soon as it is submitted. For index-only replays."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._done: list[Outcome] = []
+
+    def submit(self, plans: Plans, events: Mapping[int, object] | None = None) -> None:
+        self._done += [Outcome(job.id, self.rank) for job in plans.jobs]
+
+    def poll(self) -> list[Outcome]:
+        outcomes, self._done = self._done, []
+        return outcomes
+
+    def wait(self, job_ids: Iterable[int], timeout: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._done = []
