@@ -55,6 +55,14 @@ def keys_of(ids: NDArray[np.uint64]) -> KeyArray:
     return words.view(np.uint8).reshape(-1, 16)
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """exposed: blocks queued for disk that may be evicted unwritten; idle: no job runs and no block is queued."""
+
+    exposed: int
+    idle: bool
+
+
 class Tiers(ABC):
     """All that a replay asks of the tiers. One thread calls."""
 
@@ -79,8 +87,8 @@ class Tiers(ABC):
         """Send what is decided, take in what has ended; never blocks on a copy."""
 
     @abstractmethod
-    def backlog(self) -> tuple[int, int]:
-        """Blocks that wait for their disk write: (not yet safe from eviction, pinned)."""
+    def backlog(self) -> Backlog:
+        """What is still under way, without stepping."""
 
     @abstractmethod
     def stored(self) -> Stored:
@@ -89,9 +97,10 @@ class Tiers(ABC):
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One request on its way. Tokens: computed. Blocks: hbm, host, disk, produced, stored.
+    """One request on its way. Tokens: computed, settled. Blocks: hbm, host, disk, produced, stored, arrived.
 
-    pages: of the whole prompt, HBM hits first; empty until it is admitted.
+    pages: of the whole prompt, HBM hits first; empty until it is admitted. load: id of the running load, 0 = none.
+    stores: running store jobs; failed: blocks that store jobs did not store. patience: when to stop waiting.
     """
 
     request: ReplayRequest
@@ -107,6 +116,8 @@ class Turn:
     load: int = 0
     arrived: int = 0
     settled: int = 0
+    stores: set[int] = field(default_factory=set)
+    failed: int = 0
     patience: float = 0.0
 
 
@@ -132,6 +143,7 @@ class Engine:
         self.clock = clock
         self._memories = memories
         self._loading: dict[int, Turn] = {}
+        self._storing: dict[int, Turn] = {}
         self._held: list[tuple[set[int], Pages]] = []
         self._moved_at = clock()
 
@@ -184,10 +196,15 @@ class Engine:
         return (end - begin) * self.block_tokens
 
     def offer(self, turn: Turn) -> bool:
-        """Offer what is computed; True when nothing of it has to be offered again."""
+        """Offer what is computed, unless all of it is settled; True when nothing of it has to be offered again."""
+        if turn.settled == turn.computed:
+            return True
         offer = self.tiers.offer(turn.info, turn.chain, turn.computed, [turn.pages])
         if offer.blocks or offer.cursor > turn.settled:
             self._moved_at = self.clock()
+        if offer.job:
+            turn.stores.add(offer.job)
+            self._storing[offer.job] = turn
         turn.stored += offer.blocks
         turn.settled = offer.cursor
         return not offer.blocked
@@ -212,27 +229,40 @@ class Engine:
         self._moved_at = self.clock()
 
     def pump(self) -> None:
-        """Let jobs move on; sleeps a little if none did. Raises KVOffloadError after STALL_S without progress."""
+        """Let jobs move on; sleeps a little if they did not. Raises KVOffloadError after STALL_S of standstill."""
         now = self.clock()
         finished = self.tiers.step(now)
         for item in finished:
-            if item.kind is JobKind.LOAD and item.id in self._loading:
-                self._loaded(self._loading.pop(item.id), item)
-            self._unhold(item.id)
+            self._take(item)
         if finished:
             self._moved_at = now
         elif now - self._moved_at > STALL_S:
             raise KVOffloadError(
-                f"nothing has moved for {STALL_S:.0f} s: {len(self._loading)} loads and {len(self._held)} sets of"
-                f" pages are still waiting, {self.tiers.backlog()} blocks for disk (queued, pinned)"
+                f"nothing has moved for {STALL_S:.0f} s: {len(self._loading)} loads, {len(self._storing)} stores and"
+                f" the pages of {len(self._held)} requests still wait, {self.tiers.backlog()}"
             )
-        else:
+        elif not self.tiers.backlog().idle:
             time.sleep(IDLE_S)
 
     def drain(self) -> None:
         """Pump until every page is free and every disk write has ended."""
-        while self._held or self._loading or any(self.tiers.backlog()):
+        while self._held or self._loading or not self.tiers.backlog().idle:
             self.pump()
+
+    def _take(self, item: Finished) -> None:
+        """Take in one job that has ended."""
+        if item.kind is JobKind.LOAD and item.id in self._loading:
+            self._loaded(self._loading.pop(item.id), item)
+        if item.kind is JobKind.STORE and item.id in self._storing:
+            turn = self._storing.pop(item.id)
+            turn.stores.discard(item.id)
+            turn.failed += item.failed
+            turn.settled = 0 if item.failed else turn.settled
+        for jobs, pages in self._held:
+            jobs.discard(item.id)
+            if not jobs:
+                self.pool.release(pages)
+        self._held = [held for held in self._held if held[0]]
 
     def _loaded(self, turn: Turn, item: Finished) -> None:
         """Take in a load: what came is compared, what did not is left to be computed."""
@@ -258,10 +288,3 @@ class Engine:
             self._held.append((jobs, pages))
         else:
             self.pool.release(pages)
-
-    def _unhold(self, job: int) -> None:
-        for jobs, pages in self._held:
-            jobs.discard(job)
-            if not jobs:
-                self.pool.release(pages)
-        self._held = [item for item in self._held if item[0]]

@@ -110,7 +110,7 @@ class Lanes:
 
     def _prefill(self) -> None:
         """Share one step's tokens in order of admission; nothing while disk writes wait unprotected."""
-        if self._engine.tiers.backlog()[0]:
+        if self._engine.tiers.backlog().exposed:
             return
         budget = self._prefill_tokens
         for turn in self._running:

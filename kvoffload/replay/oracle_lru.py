@@ -6,7 +6,7 @@ Written from the replay rule alone (docs/replay.md) and from nothing of the inde
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -15,15 +15,15 @@ class TailFirstLRU:
 
     def __init__(self, capacity: int | None) -> None:
         self._capacity = capacity
-        self._order: OrderedDict[int, None] = OrderedDict()
+        self._order: OrderedDict[Hashable, None] = OrderedDict()
 
-    def __contains__(self, block: int) -> bool:
+    def __contains__(self, block: Hashable) -> bool:
         return block in self._order
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def touch(self, blocks: Sequence[int]) -> int:
+    def touch(self, blocks: Sequence[Hashable]) -> int:
         """Touch a whole request, evict afterwards until the capacity holds; the number of blocks not held before."""
         order = self._order
         before = len(order)
@@ -49,7 +49,7 @@ class OracleResult:
     inserted: tuple[int, ...]
 
 
-def simulate(requests: Iterable[Sequence[int]], capacities: Sequence[int | None]) -> OracleResult:
+def simulate(requests: Iterable[Sequence[Hashable]], capacities: Sequence[int | None]) -> OracleResult:
     """Replay block ids in order over inclusive tiers, the nearest first.
 
     A hit is the leading run of blocks that some tier holds, each served by the nearest one; then every tier sees
@@ -58,7 +58,7 @@ def simulate(requests: Iterable[Sequence[int]], capacities: Sequence[int | None]
     tiers = [TailFirstLRU(c) for c in capacities]
     hits = [0] * len(tiers)
     inserted = [0] * len(tiers)
-    seen: set[int] = set()
+    seen: set[Hashable] = set()
     count = total = 0
     for blocks in requests:
         count += 1

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvoffload.replay.driver import Engine, ReplayRequest
+from kvoffload.replay.driver import Engine, ReplayRequest, Turn
+
+STORE_TRIES = 3
+"""A store that fails so often is given up: the replay goes on, and the blocks are a miss later."""
 
 
 def replay_sequential(engine: Engine, requests: Iterable[ReplayRequest]) -> None:
@@ -21,7 +24,18 @@ def replay_sequential(engine: Engine, requests: Iterable[ReplayRequest]) -> None
         while turn.load:
             engine.pump()
         engine.compute(turn, len(request.ids) * engine.block_tokens - turn.computed)
-        while not engine.offer(turn):
-            engine.pump()
+        _store(engine, turn)
         engine.finish(turn)
         engine.drain()
+
+
+def _store(engine: Engine, turn: Turn) -> None:
+    """Offer until every block is stored or refused; blocks whose copy fails are offered again a few times."""
+    for _ in range(STORE_TRIES):
+        turn.failed = 0
+        while not engine.offer(turn):
+            engine.pump()
+        while turn.stores:
+            engine.pump()
+        if not turn.failed:
+            return
