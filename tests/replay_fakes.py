@@ -1,17 +1,19 @@
-"""Tiers made of dicts and the brute-force LRU, and small random traces: what the replay drivers are tested against."""
+"""Tiers made of dicts and the brute-force LRU, and small random traces: what the replay drivers are tested
+against."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import JobKind
-from kvoffload.replay.driver import Backlog, Engine, ReplayRequest, Tiers
+from kvoffload.replay.base import Backlog, ReplayRequest, Stored, Tiers
+from kvoffload.replay.driver import Engine
 from kvoffload.replay.oracle_lru import TailFirstLRU
-from kvoffload.replay.report import Setup, Stored, Tally
+from kvoffload.replay.report import Setup, Tally
 from kvoffload.requests import Finished, LoadPlan, Match, Offer
 from kvoffload.testing.pool import PageMemory, PagePool, key_list
 
@@ -21,7 +23,8 @@ LAYOUT = Layout(TOKENS, (CacheGroup(0, GroupKind.FULL, TOKENS, 136, layers=("a",
 
 @dataclass(eq=False)
 class FakeJob:
-    """One transfer; its bytes move in the step in which it ends. blocks: (key, page) pairs; boundary: of a load."""
+    """One transfer; its bytes move in the step in which it ends. blocks: (key, page) pairs; boundary: of a
+    load."""
 
     id: int
     kind: JobKind
@@ -32,14 +35,17 @@ class FakeJob:
 
 
 class FakeTiers(Tiers):
-    """Host and disk as brute-force LRUs; jobs end `delay` steps after they began; a request counts when it ends.
+    """Host and disk as brute-force LRUs; jobs end `delay` steps after they began; a request counts when it
+    ends.
 
-    busy: so many offers are refused first. lose: blocks that every load brings less. corrupt: the load, counted
-    from 1, that brings one wrong byte. fail: store jobs, the first ones, that store nothing. exposed: steps after
-    each store during which blocks can be evicted unwritten.
+    busy: so many offers are refused first. lose: blocks that every load brings less. corrupt: the load,
+    counted from 1, that brings one wrong byte. fail: store jobs, the first ones, that store nothing. exposed:
+    steps after each store during which blocks can be evicted unwritten.
     """
 
-    def __init__(self, memory=None, host=None, disk=0, *, delay=2, busy=0, lose=0, corrupt=0, fail=0, exposed=0):
+    def __init__(
+        self, memory=None, host=None, disk=0, *, delay=2, busy=0, lose=0, corrupt=0, fail=0, exposed=0
+    ):
         self.lrus = (TailFirstLRU(host), TailFirstLRU(disk))
         self.jobs, self.offers, self.finished = [], [], []
         self.exposed_until = 0
@@ -111,7 +117,7 @@ class FakeTiers(Tiers):
         return Backlog(exposed, not self.jobs and not exposed)
 
     def stored(self):
-        return Stored(self._stored, self._disk_stored, {})
+        return Stored(self._stored, self._disk_stored)
 
     def _add(self, kind, request, blocks):
         self._ids += 1
@@ -157,11 +163,8 @@ def make_memory(pages):
 
 def make_setup(requests, **more):
     """A Setup that fits `requests`."""
-    values = dict(
-        trace="test", lanes=0, index_only=True, block_tokens=TOKENS, block_bytes=136, rule="floor",
-        device_blocks=0, host_blocks=None, disk_blocks=0,
-    )  # fmt: skip
-    return Setup(**(values | more))
+    setup = Setup("test", 0, True, TOKENS, 136, "floor", 0, None, 0)
+    return replace(setup, **more)
 
 
 def report_of(engine, tiers, requests, oracle=None, **more):
@@ -181,7 +184,7 @@ def random_trace(seed, *, sessions=4, turns=8, longest=40, shared=6):
         for token in tokens:
             parent = names.setdefault((parent, token), len(names) + 1)
             ids.append(parent)
-        return np.array(ids, np.uint64)
+        return np.array(ids, np.int64)
 
     heads = [[rng.randrange(3) for _ in range(rng.randrange(shared + 1))] for _ in range(sessions)]
     prompts = {(s, a): list(heads[s]) for s in range(sessions) for a in range(2)}
@@ -195,6 +198,8 @@ def random_trace(seed, *, sessions=4, turns=8, longest=40, shared=6):
         del prompt[longest:]
         ids = chain(prompt)
         requests.append(
-            ReplayRequest(index, f"s{session}", f"a{agent}", "tool_use", len(ids) * TOKENS + index % TOKENS, ids)
+            ReplayRequest(
+                index, f"s{session}", f"a{agent}", "tool_use", len(ids) * TOKENS + index % TOKENS, ids
+            )
         )
     return requests

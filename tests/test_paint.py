@@ -39,7 +39,7 @@ def test_what_is_painted_verifies_and_nothing_else_is_touched(block_bytes, inter
     """Painted pages verify, other pages and the other group stay zero, and chunks do not show."""
     memory, pages, keys = painted(block_bytes, interleaved=interleaved)
 
-    assert [] == verify(memory, 0, pages, keys).tolist()
+    assert verify(memory, 0, pages, keys).tolist() == []
     others = np.setdiff1d(np.arange(24), pages)
     assert not any(array[others].any() for array in memory.arrays[0])
     assert not any(array.any() for array in memory.arrays[1])
@@ -52,7 +52,7 @@ def test_chunks_of_one_page_paint_the_same(monkeypatch):
     memory, pages, keys = painted(1001)
     monkeypatch.setattr(paint_module, "CHUNK_BYTES", 1)
 
-    assert [] == verify(memory, 0, pages, keys).tolist()
+    assert verify(memory, 0, pages, keys).tolist() == []
 
 
 def swap_blocks(memory, pages):
@@ -165,7 +165,8 @@ def plain_mix(value):
 
 
 def test_pattern_equals_plain_integers():
-    """The bytes are fixed by key, group, layer and rank alone: the same formula in Python's integers agrees."""
+    """The bytes are fixed by key, group, layer and rank alone: the same formula in Python's integers
+    agrees."""
     key = bytes(range(200, 216))
     first, second = (int.from_bytes(half, "little") for half in (key[:8], key[8:]))
     place = (1 << 48) | (3 << 32) | 2

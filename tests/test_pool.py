@@ -94,7 +94,8 @@ def test_pool_equals_the_model(pages, steps):
 
 
 def test_tail_is_reused_before_the_head():
-    """After a release the last page of the chain is handed out first, so a prefix never loses its head first."""
+    """After a release the last page of the chain is handed out first, so a prefix never loses its head
+    first."""
     pool = PagePool(4)
     pages = pool.allocate(4)
     pool.publish(pages, make_keys(range(4)))
@@ -106,7 +107,8 @@ def test_tail_is_reused_before_the_head():
 
 
 def test_hits_are_never_handed_out_as_new_pages():
-    """Pages named as hits count as taken: with 4 pages and 2 hits, 3 new ones are refused and nothing changes."""
+    """Pages named as hits count as taken: with 4 pages and 2 hits, 3 new ones are refused and nothing
+    changes."""
     pool = PagePool(4)
     pages = pool.allocate(2)
     pool.publish(pages, make_keys([1, 2]))
@@ -173,7 +175,8 @@ def test_key_list_keeps_zero_bytes():
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_regions_point_at_the_arrays(interleaved):
-    """Byte b of page p of a region is the byte that the array shows there, also with a stride over all layers."""
+    """Byte b of page p of a region is the byte that the array shows there, also with a stride over all
+    layers."""
     import ctypes
 
     layout = Layout(16, (CacheGroup(0, GroupKind.FULL, 16, 1003, layers=("a", "b", "c")),))
@@ -185,7 +188,7 @@ def test_regions_point_at_the_arrays(interleaved):
             found = ctypes.string_at(region.base + page * region.stride, region.page_bytes)
 
             assert array[page].tobytes() == found
-    assert [335, 334, 334] == [r.page_bytes for r in memory.pools[0]]
+    assert [r.page_bytes for r in memory.pools[0]] == [335, 334, 334]
     assert memory.nbytes == 5 * 1003
 
 

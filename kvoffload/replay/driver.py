@@ -1,25 +1,24 @@
 """What sequential and concurrent replays share: one request on the device, and the tiers below it.
 
-The engine here computes nothing: a "computed" block is painted with the bytes its key stands for, and whatever
-comes back from a tier is compared with them.
+The engine here computes nothing: a "computed" block is painted with the bytes its key stands for, and
+whatever comes back from a tier is compared with them.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvoffload.errors import KVOffloadError
+from kvoffload.errors import ConfigError, KVOffloadError
 from kvoffload.messages import JobKind
-from kvoffload.replay.report import RequestCount, Stored, Tally
-from kvoffload.requests import ChainLike, Finished, LoadPlan, Match, Offer, RequestInfo
+from kvoffload.replay.base import ReplayRequest, Tiers, TraceChain
+from kvoffload.replay.report import RequestCount, Tally
+from kvoffload.requests import Finished, Match, RequestInfo
 from kvoffload.testing.paint import paint, verify
-from kvoffload.testing.pool import KeyArray, PageMemory, PagePool, Pages
+from kvoffload.testing.pool import PageMemory, PagePool, Pages
 
 STALL_S = 60.0
 """Seconds without any progress after which a replay gives up with an error."""
@@ -28,79 +27,17 @@ IDLE_S = 0.0002
 """Seconds slept between two looks at running jobs that have not moved."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayRequest:
-    """One request of a trace: its chain of block ids. `tokens`: prompt length; `index`: position in the file."""
-
-    index: int
-    session: str
-    agent: str
-    reason: str
-    tokens: int
-    ids: NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TraceChain:
-    """The keys of one request."""
-
-    keys: KeyArray
-
-
-def keys_of(ids: NDArray[np.uint64]) -> KeyArray:
-    """(n, 16): a key for each block id of a chained trace. Equal ids have equal keys, on every machine."""
-    words = np.empty((len(ids), 2), "<u8")
-    words[:, 0] = ids * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(0xD1B54A32D192ED03)
-    words[:, 1] = (words[:, 0] ^ (words[:, 0] >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    return words.view(np.uint8).reshape(-1, 16)
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """exposed: blocks queued for disk that may be evicted unwritten; idle: no job runs and no block is queued."""
-
-    exposed: int
-    idle: bool
-
-
-class Tiers(ABC):
-    """All that a replay asks of the tiers. One thread calls."""
-
-    @abstractmethod
-    def match(self, request: RequestInfo, chain: ChainLike, computed: int) -> Match:
-        """See Planner.match."""
-
-    @abstractmethod
-    def load(self, request: RequestInfo, chain: ChainLike, boundary: int, pages: Sequence[Pages]) -> LoadPlan:
-        """See Planner.load."""
-
-    @abstractmethod
-    def offer(self, request: RequestInfo, chain: ChainLike, computed: int, pages: Sequence[Pages]) -> Offer:
-        """See Planner.offer."""
-
-    @abstractmethod
-    def finish(self, request: RequestInfo, reason: str, now: float) -> tuple[int, ...]:
-        """End a request; the ids of jobs that still touch its pages."""
-
-    @abstractmethod
-    def step(self, now: float) -> Sequence[Finished]:
-        """Send what is decided, take in what has ended; never blocks on a copy."""
-
-    @abstractmethod
-    def backlog(self) -> Backlog:
-        """What is still under way, without stepping."""
-
-    @abstractmethod
-    def stored(self) -> Stored:
-        """Blocks stored per tier and dropped so far."""
+class StandstillError(KVOffloadError, TimeoutError):
+    """Jobs run or wait and none of them moves: a defect of the tiers, not of the arguments."""
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
     """One request on its way. Tokens: computed, settled. Blocks: hbm, host, disk, produced, stored, arrived.
 
-    pages: of the whole prompt, HBM hits first; empty until it is admitted. load: id of the running load, 0 = none.
-    stores: running store jobs; failed: blocks that store jobs did not store. patience: when to stop waiting.
+    pages: of the whole prompt, HBM hits first; empty until it is admitted. load: id of the running load, 0 =
+    none. stores: running store jobs; failed: blocks that store jobs did not store. patience: when to stop
+    waiting.
     """
 
     request: ReplayRequest
@@ -148,14 +85,14 @@ class Engine:
         self._moved_at = clock()
 
     def open(self, request: ReplayRequest) -> Turn:
-        """A turn that holds nothing yet. Raises KVOffloadError if its prompt can never be on the device."""
+        """A turn that holds nothing yet. Raises ConfigError if its prompt can never be on the device."""
         if len(request.ids) > self.pool.pages:
-            raise KVOffloadError(
+            raise ConfigError(
                 f"request {request.index} has {len(request.ids)} blocks and the device {self.pool.pages}:"
                 f" raise --device-blocks to at least {len(request.ids)}"
             )
         info = RequestInfo(request.index, request.session, request.agent)
-        return Turn(request, info, TraceChain(keys_of(request.ids)))
+        return Turn(request, info, request.chain())
 
     def look(self, turn: Turn) -> tuple[Pages, Match]:
         """(pages of the HBM prefix, what the tiers have beyond it); takes nothing."""
@@ -163,7 +100,8 @@ class Engine:
         return hits, self.tiers.match(turn.info, turn.chain, len(hits) * self.block_tokens)
 
     def admit(self, turn: Turn, hits: Pages, found: Match) -> bool:
-        """Take pages for the whole prompt and begin the load; False, with nothing taken, where pages are short."""
+        """Take pages for the whole prompt and begin the load; False, with nothing taken, where pages are
+        short."""
         fresh = self.pool.allocate(len(turn.request.ids) - len(hits), hits)
         if fresh is None:
             return False
@@ -196,7 +134,8 @@ class Engine:
         return (end - begin) * self.block_tokens
 
     def offer(self, turn: Turn) -> bool:
-        """Offer what is computed, unless all of it is settled; True when nothing of it has to be offered again."""
+        """Offer what is computed, unless all of it is settled; True when nothing of it has to be offered
+        again."""
         if turn.settled == turn.computed:
             return True
         offer = self.tiers.offer(turn.info, turn.chain, turn.computed, [turn.pages])
@@ -229,7 +168,8 @@ class Engine:
         self._moved_at = self.clock()
 
     def pump(self) -> None:
-        """Let jobs move on; sleeps a little if they did not. Raises KVOffloadError after STALL_S of standstill."""
+        """Let jobs move on; sleeps a little if they did not. Raises StandstillError after STALL_S of
+        standstill."""
         now = self.clock()
         finished = self.tiers.step(now)
         for item in finished:
@@ -237,9 +177,9 @@ class Engine:
         if finished:
             self._moved_at = now
         elif now - self._moved_at > STALL_S:
-            raise KVOffloadError(
-                f"nothing has moved for {STALL_S:.0f} s: {len(self._loading)} loads, {len(self._storing)} stores and"
-                f" the pages of {len(self._held)} requests still wait, {self.tiers.backlog()}"
+            raise StandstillError(
+                f"nothing has moved for {STALL_S:.0f} s: {len(self._loading)} loads, {len(self._storing)}"
+                f" stores and the pages of {len(self._held)} requests still wait, {self.tiers.backlog()}"
             )
         elif not self.tiers.backlog().idle:
             time.sleep(IDLE_S)
@@ -272,7 +212,9 @@ class Engine:
         turn.disk = min(turn.disk, turn.arrived - turn.host)
         self.tally.loads += 1
         self._check(turn, begin, begin + turn.arrived, "load")
-        self.pool.publish(turn.pages[begin : begin + turn.arrived], turn.chain.keys[begin : begin + turn.arrived])
+        self.pool.publish(
+            turn.pages[begin : begin + turn.arrived], turn.chain.keys[begin : begin + turn.arrived]
+        )
         turn.computed = (begin + turn.arrived) * self.block_tokens
         turn.load = 0
 

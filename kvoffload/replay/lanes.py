@@ -1,8 +1,8 @@
 """Several requests in flight over one page pool, as an engine with continuous batching has them.
 
-A request goes waiting -> loading -> prefill -> finished. It is admitted with pages for its whole prompt or not at
-all, and holds nothing while it waits: requests that hold pages need nothing from those that wait, so the replay
-always ends.
+A request goes waiting -> loading -> prefill -> finished. It is admitted with pages for its whole prompt or
+not at all, and holds nothing while it waits: requests that hold pages need nothing from those that wait, so
+the replay always ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from kvoffload.errors import ConfigError
-from kvoffload.replay.driver import Engine, ReplayRequest, Turn
+from kvoffload.replay.base import ReplayRequest
+from kvoffload.replay.driver import Engine, Turn
 
 PREFILL_TOKENS = 2048
 """Tokens computed in one step, over all requests."""
@@ -22,7 +23,8 @@ PATIENCE_S = 2.0
 
 
 class Streams:
-    """Which request may start: file order, and within one (session, agent) only after the one before has ended.
+    """Which request may start: file order, and within one (session, agent) only after the one before has
+    ended.
 
     Requests without a session depend on nothing.
     """
@@ -91,7 +93,8 @@ class Lanes:
         return bool(self._waiting or self._running)
 
     def _admit(self) -> None:
-        """Admit in order; one that is short of pages keeps those behind it waiting, so that it is not starved."""
+        """Admit in order; one that is short of pages keeps those behind it waiting, so that it is not
+        starved."""
         still: list[Turn] = []
         short = False
         for turn in self._waiting:

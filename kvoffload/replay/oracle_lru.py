@@ -24,7 +24,8 @@ class TailFirstLRU:
         return len(self._order)
 
     def touch(self, blocks: Sequence[Hashable]) -> int:
-        """Touch a whole request, evict afterwards until the capacity holds; the number of blocks not held before."""
+        """Touch a whole request, evict afterwards until the capacity holds; the number of blocks not held
+        before."""
         order = self._order
         before = len(order)
         for block in reversed(blocks):
@@ -52,8 +53,8 @@ class OracleResult:
 def simulate(requests: Iterable[Sequence[Hashable]], capacities: Sequence[int | None]) -> OracleResult:
     """Replay block ids in order over inclusive tiers, the nearest first.
 
-    A hit is the leading run of blocks that some tier holds, each served by the nearest one; then every tier sees
-    every block of the request.
+    A hit is the leading run of blocks that some tier holds, each served by the nearest one; then every tier
+    sees every block of the request.
     """
     tiers = [TailFirstLRU(c) for c in capacities]
     hits = [0] * len(tiers)

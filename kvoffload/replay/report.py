@@ -1,4 +1,4 @@
-"""Figures of a replay: counted as it runs, checked against each other, shown as a table or a dict.
+"""Figures of a replay: counted as it runs, and checked against each other.
 
 What each figure means is in docs/replay.md.
 """
@@ -6,37 +6,26 @@ What each figure means is in docs/replay.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from rich.console import Group
-from rich.table import Table
-
+from kvoffload.replay.base import Stored
 from kvoffload.replay.oracle_lru import OracleResult
+from kvoffload.traces.record import Ids
 
 TIERS = ("hbm", "host", "disk")
 SERIES_PARTS = 20
 SAMPLES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Blocks that tiers took so far, and those that were meant for a tier and did not get there, by reason."""
-
-    host: int = 0
-    disk: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestCount:
-    """One finished request. Blocks; `hits` by TIERS; `arrived`: blocks that loads brought; `tokens`: prompt."""
+    """One finished request. Blocks; `hits` by TIERS; `arrived`: blocks that loads brought; `tokens`:
+    prompt."""
 
     session: str
-    ids: NDArray[np.uint64]
+    ids: Ids
     tokens: int
     hits: tuple[int, int, int]
     produced: int
@@ -48,9 +37,10 @@ class RequestCount:
 class Tally:
     """Counters of a running replay. One thread."""
 
-    def __init__(self, requests: int) -> None:
-        """requests: how many are to come, for the series."""
+    def __init__(self, requests: int, after_each: Callable[[], None] = lambda: None) -> None:
+        """requests: how many are to come, for the series. after_each: called when one has finished."""
         self.loads = 0
+        self._after_each = after_each
         self._expected = max(requests, 1)
         self._requests = self._total = self._tokens = self._produced = self._arrived = 0
         self._hits = [0, 0, 0]
@@ -89,6 +79,7 @@ class Tally:
         self._seen.update(count.ids.tolist())
         if count.session:
             self._sessions.add(count.session)
+        self._after_each()
 
     def mismatch(self, where: str) -> None:
         """One block came back with wrong bytes."""
@@ -96,7 +87,9 @@ class Tally:
         if len(self._samples) < SAMPLES:
             self._samples.append(where)
 
-    def report(self, setup: Setup, stored: Stored, seconds: float, oracle: OracleResult | None = None) -> Report:
+    def report(
+        self, setup: Setup, stored: Stored, seconds: float, oracle: OracleResult | None = None
+    ) -> Report:
         """Everything so far. REQUIRES: the replay has drained."""
         return Report(
             setup=setup,
@@ -141,8 +134,8 @@ class Setup:
 class Report:
     """Results of one replay, in blocks unless a name says otherwise; tuples of three are by TIERS.
 
-    offered: blocks that store jobs took from the device, all requests. oracle: the brute-force answer, where one
-    was asked for. series: (hbm, host, disk, all blocks) of each twentieth of the requests.
+    offered: blocks that store jobs took from the device, all requests. oracle: the brute-force answer, where
+    one was asked for. series: (hbm, host, disk, all blocks) of each twentieth of the requests.
     """
 
     setup: Setup
@@ -225,90 +218,5 @@ def percentile(values: Sequence[int], percent: int) -> int:
     return sorted(values)[max(math.ceil(len(values) * percent / 100) - 1, 0)]
 
 
-def table(report: Report) -> Group:
-    """The report for people, within 80 columns."""
-    parts = [_figures(report), _by_tier(report)]
-    if report.oracle is not None:
-        parts.append(_against(report.oracle, report))
-    notes = [f"broken: {text}" for text in report.broken()]
-    notes += [f"wrong bytes: {text}" for text in report.samples]
-    return Group(*parts, *notes)
-
-
-def _figures(report: Report) -> Table:
-    setup = report.setup
-    grid = Table(title=f"replay of {setup.trace}", show_header=False, width=76)
-    grid.add_column("figure")
-    grid.add_column("value", justify="right")
-    mode = f"{setup.lanes} lanes" if setup.lanes else "sequential"
-    rows = [
-        ("mode", mode + (", index only" if setup.index_only else "")),
-        ("block", f"{setup.block_tokens} tokens, {_bytes(setup.block_bytes)} ({setup.rule} rule)"),
-        ("requests", f"{report.requests:,} of {report.sessions:,} sessions"),
-        ("blocks", f"{report.total:,}, distinct {report.distinct:,}"),
-        ("produced", f"{report.produced:,} ({_percent(report.produced, report.total)})"),
-        ("loads", f"{report.loads:,} of {report.arrived:,} blocks"),
-        ("written per turn, p50 / p90", f"{_bytes(report.turn_p50)} / {_bytes(report.turn_p90)}"),
-        ("wrong blocks", "not checked" if setup.index_only else f"{report.mismatches:,}"),
-        ("seconds", f"{report.seconds:.1f}"),
-    ]
-    rows += [(f"dropped: {reason}", f"{count:,}") for reason, count in sorted(report.stored.dropped.items())]
-    for name, value in rows:
-        grid.add_row(name, value)
-    return grid
-
-
-def _by_tier(report: Report) -> Table:
-    setup = report.setup
-    grid = Table(width=76)
-    for name in ("tier", "size", "hits", "blocks", "tokens", "stored", "write ampl.", "rewrite"):
-        grid.add_column(name, justify="left" if name == "tier" else "right")
-    sizes = (setup.device_blocks, setup.host_blocks, setup.disk_blocks)
-    written = ("-", f"{report.stored.host:,}", f"{report.stored.disk:,}")
-    amplification = ("-", *(f"{x:.3f}" for x in report.amplification()))
-    factors = ("-", *(f"{x:.1f}" if x else "-" for x in report.rewrite_factor()))
-    for i, name in enumerate(TIERS):
-        grid.add_row(
-            name,
-            "no limit" if sizes[i] is None else f"{sizes[i]:,}",
-            f"{report.hits[i]:,}",
-            _percent(report.hits[i], report.total),
-            _percent(report.hit_tokens[i], report.tokens),
-            written[i],
-            amplification[i],
-            factors[i],
-        )
-    grid.add_row(
-        "all",
-        "",
-        f"{sum(report.hits):,}",
-        _percent(sum(report.hits), report.total),
-        _percent(sum(report.hit_tokens), report.tokens),
-        *[""] * 3,
-    )
-    return grid
-
-
-def _against(oracle: OracleResult, report: Report) -> Table:
-    grid = Table(title="brute-force LRU beside it", width=76)
-    for name in ("", *TIERS, "produced"):
-        grid.add_column(name, justify="right")
-    tiers = len(oracle.hits)
-    grid.add_row("oracle", *(f"{h:,}" for h in oracle.hits), *["-"] * (3 - tiers), f"{oracle.produced:,}")
-    grid.add_row("replay", *(f"{h:,}" for h in report.hits), f"{report.produced:,}")
-    return grid
-
-
 def _ratio(a: int, b: int) -> float:
     return a / b if b else 0.0
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * _ratio(part, whole):.2f}%"
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count} B"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvoffload.replay.driver import Engine, ReplayRequest, Turn
+from kvoffload.replay.base import ReplayRequest
+from kvoffload.replay.driver import Engine, Turn
 
 STORE_TRIES = 3
 """A store that fails so often is given up: the replay goes on, and the blocks are a miss later."""
@@ -13,8 +14,8 @@ STORE_TRIES = 3
 def replay_sequential(engine: Engine, requests: Iterable[ReplayRequest]) -> None:
     """Replay in file order: match, load, compute, offer, wait for every copy and disk write, finish.
 
-    No two requests overlap and no write is pending when the next one is matched, so that hits are those of the
-    order alone (docs/replay.md).
+    No two requests overlap and no write is pending when the next one is matched, so that hits are those of
+    the order alone (docs/replay.md).
     """
     for request in requests:
         turn = engine.open(request)

@@ -1,8 +1,8 @@
 """The content oracle: what block `key` of `group` must hold in `layer` on `rank`, byte by byte.
 
-Word i (8 bytes, little-endian) of a page is `seed + i * STEP` modulo 2^64, where the seed mixes key, group, layer
-and rank. Two pages of different seeds, and a page and itself shifted, agree nowhere but by a chance of about 2^-64
-per word; so swapped, shifted, torn, stale or missing bytes all show.
+Word i (8 bytes, little-endian) of a page is `seed + i * STEP` modulo 2^64, where the seed mixes key, group,
+layer and rank. Two pages of different seeds, and a page and itself shifted, agree nowhere but by a chance of
+about 2^-64 per word; so swapped, shifted, torn, stale or missing bytes all show.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The device side of a small engine: numbered pages, a prefix cache over them, and the memory behind them.
 
-`PagePool` is bookkeeping only and serves all ranks; `PageMemory` is one rank's memory. A replay that counts blocks
-needs no memory at all.
+`PagePool` is bookkeeping only and serves all ranks; `PageMemory` is one rank's memory. A replay that counts
+blocks needs no memory at all.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def key_list(keys: KeyArray) -> list[bytes]:
 class PagePool:
     """Pages of one group with reference counts and a prefix cache.
 
-    A page is held (references > 0) or free. Free pages queue in the order in which they are given up; one that was
-    published stays matchable until it is handed out again. Thread: one. With `cached=False` nothing is ever found:
-    pages serve the running request only.
+    A page is held (references > 0) or free. Free pages queue in the order in which they are given up; one
+    that was published stays matchable until it is handed out again. Thread: one. With `cached=False` nothing
+    is ever found: pages serve the running request only.
     """
 
     def __init__(self, pages: int, *, cached: bool = True) -> None:
@@ -53,7 +53,8 @@ class PagePool:
         return len(self._free)
 
     def match(self, keys: KeyArray) -> Pages:
-        """Pages of the leading run of `keys` that are published. Pure: takes no reference, changes no order."""
+        """Pages of the leading run of `keys` that are published. Pure: takes no reference, changes no
+        order."""
         found: list[int] = []
         if self._page_of:
             for key in key_list(keys):
@@ -66,7 +67,8 @@ class PagePool:
     def allocate(self, count: int, hits: Sequence[int] | Pages = ()) -> Pages | None:
         """One reference to each of `hits` and to `count` other pages, whose content is forgotten; the latter.
 
-        All or nothing: None, and nothing has changed, where fewer than `count` pages are free besides the hits.
+        All or nothing: None, and nothing has changed, where fewer than `count` pages are free besides the
+        hits.
         """
         shared = [int(page) for page in hits]
         if self.free - sum(1 for page in shared if self._refs[page] == 0) < count:
@@ -82,7 +84,8 @@ class PagePool:
         return np.array(taken, np.int32)
 
     def publish(self, pages: Pages, keys: KeyArray) -> None:
-        """Let `match` find the content of held pages. A key that another page has already stays with that page."""
+        """Let `match` find the content of held pages. A key that another page has already stays with that
+        page."""
         if not self._cached:
             return
         for page, key in zip(pages.tolist(), key_list(keys), strict=True):
@@ -138,7 +141,9 @@ class PageMemory:
     Lifetime: `pools` points into these arrays; keep the object as long as the mover they are registered with.
     """
 
-    def __init__(self, layout: Layout, pages: Sequence[int], *, rank: int = 0, interleaved: bool = False) -> None:
+    def __init__(
+        self, layout: Layout, pages: Sequence[int], *, rank: int = 0, interleaved: bool = False
+    ) -> None:
         self.rank = rank
         self.arrays: tuple[tuple[NDArray[np.uint8], ...], ...] = tuple(
             _layer_arrays(count, _split(group.block_bytes, len(group.layers) or 1), interleaved)
