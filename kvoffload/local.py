@@ -32,6 +32,22 @@ class MoverLike(Protocol):
     def close(self) -> None: ...
 
 
+def namespace_of(config: Config, layout: Layout, ranks: int) -> Namespace:
+    """The namespace of blocks that this configuration and layout make."""
+    return Namespace(
+        config.model_id,
+        layout.base_tokens,
+        config.weights_revision,
+        groups=tuple(
+            (g.kind.name.lower(), g.tokens_per_block, g.lookback, g.block_bytes, *g.layers)
+            for g in layout.groups
+        ),
+        ranks=(ranks,),
+        tenant=config.tenant,
+        hash=config.hash,
+    )
+
+
 class Local:
     """One planner and one mover per rank. Every method is called from one thread."""
 
@@ -51,18 +67,20 @@ class Local:
 
         Raises ConfigError for sizes that do not fit, TierError when the disk path cannot be used.
         """
-        planner = Planner(layout, config, ranks=len(pools))
+        config = config.resolve()
         ranks = len(pools)
+        planner = Planner(layout, config, ranks=ranks)
+        assert config.host_bytes is not None
         slabs = size_slabs(layout, config.host_bytes // ranks, config.disk_bytes // ranks)
-        name = namespace or Namespace.of(config, layout, ranks)
+        name = namespace or namespace_of(config, layout, ranks)
         movers: list[Mover] = []
         try:
             for rank, mine in enumerate(pools):
                 tier = None
                 if config.disk_path is not None:
-                    path = Path(config.disk_path) / name.hex / "dp0" / f"rank{rank}"
+                    path = Path(config.disk_path) / name.digest.hex() / "dp0" / f"rank{rank}"
                     tier = DiskTier(
-                        path, layout, slabs.slab_bytes, slabs.disk, name, checksum=config.checksum
+                        path, layout, slabs.slab_bytes, slabs.disk, name.canonical, checksum=config.checksum
                     )
                 movers.append(Mover(rank, layout, slabs, CpuCopyEngine(), tier))
                 planner.attach(rank, movers[-1].register(mine))

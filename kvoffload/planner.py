@@ -383,6 +383,10 @@ class Planner:
         """(blocks queued for disk that can still be evicted unwritten, slots pinned by running writes)."""
         return (0, 0) if self._index is None else self._index.pending_writes()
 
+    def pinned(self) -> int:
+        """Entries of the index that a job holds."""
+        return 0 if self._index is None else int(self._index.usage(HOST)["pinned"])
+
     def check_integrity(self) -> None:
         """Raises RuntimeError naming the first invariant of the index that does not hold."""
         if self._index is not None:

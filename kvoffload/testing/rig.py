@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from kvoffload.testing.paint import paint, verify
 from kvoffload.testing.pool import PageMemory
 from kvoffload.tiers.base import Tier
 from kvoffload.tiers.disk import DiskTier
+
+Inner = TypeVar("Inner")
+Wrapper = TypeVar("Wrapper")
 
 BLOCK_BYTES = 8192
 SLOTS_PER_SLAB = 8
@@ -65,6 +69,17 @@ def one_group(tokens: int = 16, block_bytes: int = BLOCK_BYTES, layers: int = 2)
     """A full-attention layout of one group."""
     names = tuple(f"layer{i}" for i in range(layers))
     return Layout(tokens, (CacheGroup(0, GroupKind.FULL, tokens, block_bytes, layers=names),))
+
+
+def wrapping(make: Callable[[Inner], Wrapper]) -> tuple[list[Wrapper], Callable[[Inner, int], Wrapper]]:
+    """(the wrappers made, in rank order; a function for Rig's wrap_tier or wrap_copier)."""
+    made: list[Wrapper] = []
+
+    def wrap(inner: Inner, rank: int) -> Wrapper:
+        made.append(make(inner))
+        return made[-1]
+
+    return made, wrap
 
 
 @dataclass(slots=True)
