@@ -199,8 +199,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, fit for JSON."""
         result = asdict(self)
-        result["stored"] = {"host": self.stored.host, "disk": self.stored.disk}
-        result["dropped"] = dict(self.stored.dropped)
+        result["dropped"] = result["stored"].pop("dropped")
         for name in ("hits", "hit_tokens"):
             result[name] = dict(zip(TIERS, result[name], strict=True))
         result["write_amplification"] = dict(zip(TIERS[1:], self.amplification(), strict=True))

@@ -44,33 +44,23 @@ def _figures(report: Report) -> Table:
 
 
 def _by_tier(report: Report) -> Table:
+    """A column per tier, so that large numbers have room."""
     setup = report.setup
     grid = Table(width=76)
-    for name in ("tier", "size", "hits", "blocks", "tokens", "stored", "write ampl.", "rewrite"):
-        grid.add_column(name, justify="left" if name == "tier" else "right")
+    for name in ("", *TIERS, "all"):
+        grid.add_column(name, justify="right" if name else "left")
     sizes = (setup.device_blocks, setup.host_blocks, setup.disk_blocks)
-    written = ("-", f"{report.stored.host:,}", f"{report.stored.disk:,}")
-    amplification = ("-", *(f"{x:.3f}" for x in report.amplification()))
-    factors = ("-", *(f"{x:.1f}" if x else "-" for x in report.rewrite_factor()))
-    for i, name in enumerate(TIERS):
-        grid.add_row(
-            name,
-            "no limit" if sizes[i] is None else f"{sizes[i]:,}",
-            f"{report.hits[i]:,}",
-            _percent(report.hits[i], report.total),
-            _percent(report.hit_tokens[i], report.tokens),
-            written[i],
-            amplification[i],
-            factors[i],
-        )
-    grid.add_row(
-        "all",
-        "",
-        f"{sum(report.hits):,}",
-        _percent(sum(report.hits), report.total),
-        _percent(sum(report.hit_tokens), report.tokens),
-        *[""] * 3,
-    )
+    stored = (report.stored.host, report.stored.disk)
+    grid.add_row("blocks", *("no limit" if size is None else f"{size:,}" for size in sizes))
+    grid.add_row("hits", *(f"{hits:,}" for hits in (*report.hits, sum(report.hits))))
+    for name, hits, whole in (
+        ("hits, % of blocks", report.hits, report.total),
+        ("hits, % of tokens", report.hit_tokens, report.tokens),
+    ):
+        grid.add_row(name, *(_percent(part, whole) for part in (*hits, sum(hits))))
+    grid.add_row("stored", "", *(f"{blocks:,}" for blocks in stored))
+    grid.add_row("write amplification", "", *(f"{x:.3f}" for x in report.amplification()))
+    grid.add_row("rewrite factor", "", *(f"{x:.1f}" if x else "-" for x in report.rewrite_factor()))
     return grid
 
 

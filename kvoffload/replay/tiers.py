@@ -21,7 +21,6 @@ from kvoffload.planner import ExactSlots, Planner
 from kvoffload.replay.base import Backlog, Stored, Tiers
 from kvoffload.requests import ChainLike, Finished, LoadPlan, Match, Offer, RequestInfo
 from kvoffload.sizing import Slabs
-from kvoffload.stats import REASONS
 from kvoffload.testing.pool import PageMemory, Pages
 from kvoffload.tiers.disk import DiskTier
 from kvoffload.units import format_size
@@ -84,9 +83,10 @@ class LocalTiers(Tiers):
         return Backlog(exposed, self._planner.idle and not exposed and not pinned)
 
     def stored(self) -> Stored:
-        totals = self._planner.stats().totals
-        dropped = {reason: totals[reason] for reason in REASONS if totals[reason]}
-        return Stored(totals["stored_host"], totals["stored_disk"], totals["restored"], dropped)
+        stats = self._planner.stats()
+        stored = stats.family("stored_blocks")
+        dropped = {reason: blocks for reason, blocks in stats.dropped.items() if blocks}
+        return Stored(stored["host"], stored["disk"], stats.totals["restored"], dropped)
 
     def close(self) -> None:
         self.local.close()
