@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pybind11.setup_helpers import Pybind11Extension
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import find_packages, setup
 
 CORE = sorted(str(p) for p in Path("csrc").glob("*.cpp") if p.name != "bind_gpu.cpp")
 FLAGS = ["-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"]
+
+ParallelCompile(default=0).install()  # 0 = as many compilers at once as there are cores
 
 setup(
     package_dir={"kvoffload": "kvoffload", "kvoffload.connectors": "connectors"},

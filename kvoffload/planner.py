@@ -394,7 +394,13 @@ class Planner:
 
     def stats(self) -> Stats:
         """Counters since start, and gauges of now."""
-        return Stats.collect(self.counters, self._index)
+        slots = {g.slot_bytes for g in self.layout.groups}
+        return Stats.collect(
+            self.counters,
+            self._index,
+            slot_bytes=slots.pop() * self._ranks if len(slots) == 1 else 0,
+            config=self.config.effective(),
+        )
 
 
 def _bad(running: Running) -> int:
