@@ -8,13 +8,14 @@ import typer
 from typer.core import TyperGroup
 
 from kvoffload.errors import KVOffloadError
+from kvoffload.replay.commands import replay
 from kvoffload.traces.commands import app as trace_app
 
 
 class _OneLineErrors(TyperGroup):
     """Shows the errors that kvoffload raises on purpose as one line; the exit status is 1."""
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  click's own signature
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KVOffloadError as error:
@@ -29,4 +30,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="The KV cache of an LLM engine through tiers: HBM, CPU, disk.",
 )
+app.command("replay")(replay)
 app.add_typer(trace_app, name="trace")

@@ -154,7 +154,7 @@ def make_engine(tiers, requests, *, device=0, memory=None, clock=None):
     longest = max((len(r.ids) for r in requests), default=1)
     pool = PagePool(device or max(longest, 1), cached=device > 0)
     more = {} if clock is None else {"clock": clock}
-    return Engine(tiers, pool, [] if memory is None else [memory], TOKENS, Tally(len(requests)), **more)
+    return Engine(tiers, pool, [] if memory is None else [memory], TOKENS, Tally(), **more)
 
 
 def make_memory(pages):

@@ -202,7 +202,7 @@ def test_waiting_for_blocks_on_their_way_gives_a_hit(monkeypatch, patience, hits
     ids = np.arange(1, 9, dtype=np.int64)
     requests = [ReplayRequest(i, f"s{i}", "a", "", 8 * TOKENS, ids) for i in range(2)]
     tiers = FakeTiers(delay=4)
-    engine = Engine(tiers, PagePool(16, cached=False), [], TOKENS, Tally(2))
+    engine = Engine(tiers, PagePool(16, cached=False), [], TOKENS, Tally())
     runner = lanes.Lanes(engine, 1, 8 * TOKENS)
     runner.run(requests)
 

@@ -64,7 +64,8 @@ def test_two_inclusive_tiers_are_two_caches(seed, first, more):
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_hits_grow_with_capacity_up_to_the_unbounded_cache(seed):
-    """More capacity never means fewer hits; hits and produced add up; the unbounded cache produces each block once."""
+    """More capacity never means fewer hits; hits and produced add up; the unbounded cache produces each block
+    once."""
     requests = ids_of(seed)
     results = [simulate(requests, [capacity]) for capacity in (0, 5, 20, 60, 150, None)]
     hits = [result.hits[0] for result in results]

@@ -33,7 +33,7 @@ def count(first, blocks, hits=(0, 0, 0), *, tokens=None, stored=0, session="s"):
 
 def example(oracle=None, **setup):
     """Three requests of two sessions: 30 blocks, 14 distinct, hits 2 + 7 + 3, 18 stored."""
-    tally = Tally(3)
+    tally = Tally()
     tally.add(count(0, 10, stored=10))
     tally.add(count(0, 12, (2, 5, 3), stored=2))
     tally.add(count(6, 8, (0, 2, 0), tokens=8 * TOKENS - 5, stored=6, session="t"))
@@ -42,7 +42,8 @@ def example(oracle=None, **setup):
 
 
 def test_figures_follow_their_definitions():
-    """Totals, distinct blocks, amplification, rewrite factor and bytes per turn of an example counted by hand."""
+    """Totals, distinct blocks, amplification, rewrite factor and bytes per turn of an example counted by
+    hand."""
     report = example()
 
     assert (report.requests, report.sessions, report.total, report.distinct) == (3, 2, 30, 14)
@@ -55,7 +56,7 @@ def test_figures_follow_their_definitions():
 
 def test_token_hits_stop_at_the_prompt():
     """With the ceil rule a hit on the partial last block counts the prompt's tokens, not the block's."""
-    tally = Tally(1)
+    tally = Tally()
     tally.add(count(0, 4, (1, 1, 2), tokens=4 * TOKENS - 10))
     report = tally.report(make_setup(), Stored(), 0.0)
 
@@ -90,7 +91,7 @@ def test_each_identity_breaks_alone(spoil, words):
 
 def test_wrong_bytes_alone_make_it_fail():
     """A report with one mismatch is not ok though every identity holds; samples are bounded."""
-    tally = Tally(1)
+    tally = Tally()
     for block in range(9):
         tally.mismatch(f"request 0 block {block} load")
     report = tally.report(make_setup(), Stored(), 0.0)
@@ -103,7 +104,7 @@ def test_wrong_bytes_alone_make_it_fail():
 def test_series_covers_every_request_once():
     """The parts of the series add up to the totals, for fewer and for more requests than parts."""
     for requests in (1, 3, 20, 57):
-        tally = Tally(requests)
+        tally = Tally()
         for i in range(requests):
             tally.add(count(i, 4, (1, 1, 0)))
         report = tally.report(make_setup(), Stored(), 0.0)

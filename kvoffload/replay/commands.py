@@ -137,12 +137,12 @@ def _distinct(requests: list[ReplayRequest]) -> int:
 def _progress(requests: int, *, shown: bool) -> Iterator[Tally]:
     """A tally that moves a bar on standard error, where that is a terminal and wanted."""
     if not (shown and sys.stderr.isatty()):
-        yield Tally(requests)
+        yield Tally()
         return
     columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("replay", total=requests)
-        yield Tally(requests, lambda: bar.advance(task))
+        yield Tally(lambda: bar.advance(task))
 
 
 def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the parameters

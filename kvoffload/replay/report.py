@@ -6,8 +6,9 @@ What each figure means is in docs/replay.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from kvoffload.replay.base import Stored
@@ -33,52 +34,30 @@ class RequestCount:
     stored: int
     block_tokens: int
 
+    def hit_tokens(self) -> tuple[int, int, int]:
+        """The hits in tokens; of a partial last block (ceil rule) only those that the prompt really has."""
+        first, second, third = (
+            min(sum(self.hits[: i + 1]) * self.block_tokens, self.tokens) for i in range(len(self.hits))
+        )
+        return first, second - first, third - second
+
 
 class Tally:
-    """Counters of a running replay. One thread."""
+    """What a running replay notes down. One thread.
 
-    def __init__(self, requests: int, after_each: Callable[[], None] = lambda: None) -> None:
-        """requests: how many are to come, for the series. after_each: called when one has finished."""
+    loads: load jobs that have ended. after_each: called when a request has finished.
+    """
+
+    def __init__(self, after_each: Callable[[], None] = lambda: None) -> None:
         self.loads = 0
         self._after_each = after_each
-        self._expected = max(requests, 1)
-        self._requests = self._total = self._tokens = self._produced = self._arrived = 0
-        self._hits = [0, 0, 0]
-        self._hit_tokens = [0, 0, 0]
-        self._written: list[int] = []
-        self._sessions: set[str] = set()
-        self._seen: set[int] = set()
+        self._counts: list[RequestCount] = []
         self._mismatches = 0
         self._samples: list[str] = []
-        self._series = [[0, 0, 0, 0] for _ in range(min(SERIES_PARTS, self._expected))]
-
-    @property
-    def requests(self) -> int:
-        """Requests finished so far."""
-        return self._requests
 
     def add(self, count: RequestCount) -> None:
         """One more request has finished."""
-        blocks = len(count.ids)
-        part = self._series[min(self._requests * len(self._series) // self._expected, len(self._series) - 1)]
-        part[3] += blocks
-        reached = 0
-        for tier, hits in enumerate(count.hits):
-            self._hits[tier] += hits
-            part[tier] += hits
-            # A partial last block (ceil rule) counts only the tokens that the prompt really has.
-            until = min(reached + hits * count.block_tokens, count.tokens)
-            self._hit_tokens[tier] += until - reached
-            reached = until
-        self._requests += 1
-        self._total += blocks
-        self._tokens += count.tokens
-        self._produced += count.produced
-        self._arrived += count.arrived
-        self._written.append(count.stored)
-        self._seen.update(count.ids.tolist())
-        if count.session:
-            self._sessions.add(count.session)
+        self._counts.append(count)
         self._after_each()
 
     def mismatch(self, where: str) -> None:
@@ -91,28 +70,49 @@ class Tally:
         self, setup: Setup, stored: Stored, seconds: float, oracle: OracleResult | None = None
     ) -> Report:
         """Everything so far. REQUIRES: the replay has drained."""
+        counts = self._counts
+        distinct: set[int] = set()
+        for count in counts:
+            distinct.update(count.ids.tolist())
+        written = [count.stored for count in counts]
         return Report(
             setup=setup,
-            requests=self._requests,
-            sessions=len(self._sessions),
-            total=self._total,
-            distinct=len(self._seen),
-            tokens=self._tokens,
-            hits=(self._hits[0], self._hits[1], self._hits[2]),
-            hit_tokens=(self._hit_tokens[0], self._hit_tokens[1], self._hit_tokens[2]),
-            produced=self._produced,
-            arrived=self._arrived,
+            requests=len(counts),
+            sessions=len({count.session for count in counts if count.session}),
+            total=sum(len(count.ids) for count in counts),
+            distinct=len(distinct),
+            tokens=sum(count.tokens for count in counts),
+            hits=_sums(count.hits for count in counts),
+            hit_tokens=_sums(count.hit_tokens() for count in counts),
+            produced=sum(count.produced for count in counts),
+            arrived=sum(count.arrived for count in counts),
             loads=self.loads,
-            offered=sum(self._written),
+            offered=sum(written),
             stored=stored,
-            turn_p50=percentile(self._written, 50) * setup.block_bytes,
-            turn_p90=percentile(self._written, 90) * setup.block_bytes,
+            turn_p50=percentile(written, 50) * setup.block_bytes,
+            turn_p90=percentile(written, 90) * setup.block_bytes,
             mismatches=self._mismatches,
             samples=tuple(self._samples),
-            series=tuple((p[0], p[1], p[2], p[3]) for p in self._series),
+            series=_series(counts),
             seconds=seconds,
             oracle=oracle,
         )
+
+
+def _sums(rows: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
+    """Column by column."""
+    first = second = third = 0
+    for row in rows:
+        first, second, third = first + row[0], second + row[1], third + row[2]
+    return first, second, third
+
+
+def _series(counts: Sequence[RequestCount]) -> tuple[tuple[int, int, int, int], ...]:
+    """(hbm, host, disk, all blocks) of each part of the requests, in the order in which they finished."""
+    parts = min(SERIES_PARTS, len(counts))
+    borders = [len(counts) * i // parts for i in range(parts + 1)] if parts else []
+    spans = [counts[begin:end] for begin, end in pairwise(borders)]
+    return tuple((*_sums(c.hits for c in span), sum(len(c.ids) for c in span)) for span in spans)
 
 
 @dataclass(frozen=True, slots=True)
