@@ -12,7 +12,7 @@ from kvoffload.testing import paint as paint_module
 from kvoffload.testing.paint import oracle, paint, verify
 from kvoffload.testing.pool import PageMemory
 
-SIZES = [24, 1001, 4096, 12288 + 6]
+SIZES = [24, 1001, 12288, 12288 + 6]
 
 
 def random_keys(count, seed=1):

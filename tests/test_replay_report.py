@@ -71,6 +71,7 @@ ORACLE = OracleResult(3, 30, 14, (2, 7, 3), 18, (0, 0, 0))
     ("spoil", "words"),
     [
         ({"hits": (3, 7, 3)}, "is not the total 30"),
+        ({"hits": (2, 11, -1)}, "are negative"),
         ({"produced": 17}, "is not the total 30"),
         ({"arrived": 9}, "are not the 9 blocks loaded"),
         ({"tokens": 100}, "exceed the 100 prompt tokens"),

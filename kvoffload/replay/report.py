@@ -176,6 +176,7 @@ class Report:
                 self.hits[1] + self.hits[2] == self.arrived,
                 f"hits of host {self.hits[1]} + disk {self.hits[2]} are not the {self.arrived} blocks loaded",
             ),
+            (min(self.hits) >= 0, f"hits {self.hits} are negative"),
             (computed >= 0, f"hit tokens {sum(self.hit_tokens)} exceed the {self.tokens} prompt tokens"),
             (
                 self.stored.host <= self.offered,
