@@ -62,9 +62,9 @@ class Local:
             for rank, mine in enumerate(pools):
                 tier = None
                 if config.disk_path is not None:
-                    path = Path(config.disk_path) / name.digest.hex() / "dp0" / f"rank{rank}"
+                    path = rank_directory(config.disk_path, name.digest, 0, rank)
                     tier = DiskTier(
-                        path, layout, slabs.slab_bytes, slabs.disk, name.canonical, checksum=config.checksum
+                        path, layout, slabs.slab_bytes, slabs.disk, name.digest, checksum=config.checksum
                     )
                 movers.append(Mover(rank, layout, slabs, CpuCopyEngine(), tier))
                 planner.attach(rank, movers[-1].register(mine))
