@@ -20,7 +20,7 @@ from tests.trace_files import hits_of, ids_of
 GOLDEN = SynthSpec(sessions=3, seed=7, max_context=60_000, shared_prefix=1_000, turns=20, subagents=1.0)
 GOLDEN_LINES = "581e9bfa2ad7a72d4979317b4c5bdaeeca28790a9f5321197befab0dede9fdb6"
 GOLDEN_TOKENS = "31693aad4e1338ec498d28707b086ced23be7ae49bcac767ff946087f2e80bdb"
-QUICK = settings(max_examples=12, derandomize=True, deadline=None, database=None)
+QUICK = settings(max_examples=8, derandomize=True, deadline=None, database=None)
 
 
 @lru_cache(maxsize=4)
