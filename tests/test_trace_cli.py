@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from trace_files import ids_of, write_lines
 from typer.testing import CliRunner, Result
 
 from kvoffload.cli import app
 from kvoffload.traces import open_trace, summarize, synthesize
 from kvoffload.traces.synth_spec import SynthSpec
-from tests.trace_files import ids_of, write_lines
 
 ROWS = [
     {"timestamp": 0, "input_length": 1000, "output_length": 7, "hash_ids": [4, 9]},

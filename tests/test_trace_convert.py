@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from trace_files import chained_traces, facts, ids_of, request, trace_of, write_lines
 
 from kvoffload.errors import TraceError
 from kvoffload.traces import Trace, coarsen, open_trace, write_trace
 from kvoffload.traces.convert import TARGETS, runs_lines, runs_of
-from tests.trace_files import chained_traces, facts, ids_of, request, trace_of, write_lines
 
 QUICK = settings(max_examples=40, derandomize=True, deadline=None, database=None)
 S0 = {"session_id": "s", "timestamp": 1000, "input_length": 1000, "output_length": 30, "hash_ids": [0, 1]}

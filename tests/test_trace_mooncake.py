@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trace_files import ids_of, refused, write_lines
 
 from kvoffload.traces import iter_requests, open_trace
-from tests.trace_files import ids_of, refused, write_lines
 
 QUICK = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 FULL = {"timestamp": 1500, "input_length": 1000, "output_length": 7, "hash_ids": [4, 9]}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trace_files import facts, hits_of, ids_of
 
 from kvoffload.traces import iter_requests, open_trace, summarize, write_trace
-from tests.trace_files import facts, hits_of, ids_of
 
 SAMPLE12 = "cc_v8_sample12_b64.mooncake.jsonl.gz"
 SAMPLE36 = "cc_v8_sample36_gap300_b64.mooncake.jsonl.gz"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trace_files import chained_traces, hits_of, ids_of, request, trace_of
 
 from kvoffload.traces import Trace, summarize, trace_keys
 from kvoffload.traces.convert import difference
-from tests.trace_files import chained_traces, hits_of, ids_of, request, trace_of
 
 QUICK = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 GOLDEN_KEY = "dfb2d6ff57d91d6da45caefa695aad91"

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trace_files import hits_of, ids_of
 
 from kvoffload.errors import TraceError
 from kvoffload.traces import NO_PARENT, SynthSpec, Trace, open_trace, parse_spec, summarize, synthesize
 from kvoffload.traces.convert import runs_lines
-from tests.trace_files import hits_of, ids_of
 
 GOLDEN = SynthSpec(sessions=3, seed=7, max_context=60_000, shared_prefix=1_000, turns=20, subagents=1.0)
 GOLDEN_LINES = "581e9bfa2ad7a72d4979317b4c5bdaeeca28790a9f5321197befab0dede9fdb6"
