@@ -149,10 +149,11 @@ def test_options_that_contradict_are_refused(tmp_path):
         Options(check=True, lanes=2)
     with pytest.raises(ConfigError, match="--block-bytes 0"):
         Options(block_bytes=0)
-    with pytest.raises(
-        ConfigError, match=r"has 40 blocks and the device 39: raise --device-blocks to at least 40"
-    ):
-        run_replay(small_trace(1), Options(index_only=True, device_blocks=39))
+    trace = small_trace(1)
+    longest = max(len(request.ids) for request in trace.requests)
+    message = rf"has {longest} blocks and the device 2: raise --device-blocks to at least {longest}"
+    with pytest.raises(ConfigError, match=message):
+        run_replay(trace, Options(index_only=True, device_blocks=2))
 
 
 def test_more_than_the_memory_is_refused_before_it_is_taken():
