@@ -7,7 +7,7 @@ so a load that was declined or failed is never credited.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -102,9 +102,10 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class TierUsage:
-    """One tier now, in slots.
+class Usage:
+    """One group's part of a tier now, in slots, or a whole tier, in bytes.
 
+    capacity: what there would be if the group owned every slab, so capacities of groups do not add up;
     used: holds a visible block or is promised to one; pinned: held by running jobs; pending: waits for its write.
     """
 
@@ -119,7 +120,7 @@ class TierUsage:
 
     @property
     def free(self) -> int:
-        """What can be taken without giving anything up."""
+        """What nothing of this group, or of this tier, holds."""
         return self.capacity - self.used
 
 
@@ -133,7 +134,7 @@ class Sample(NamedTuple):
     value: int
 
 
-class UsageSource(Protocol):
+class IndexLike(Protocol):
     """What Stats needs of an index."""
 
     def usage(self, tier: int) -> dict[str, Any]: ...
@@ -144,30 +145,31 @@ class UsageSource(Protocol):
 class Stats:
     """A snapshot of one instance: every counter, every tier's gauges, the configuration in force.
 
-    slot_bytes: bytes of a slot over all ranks, where all groups have equal slots; 0 = gauges in slots only.
+    groups: by tier, one Usage per group, in slots. slot_bytes: by group, bytes of a slot over all ranks.
     """
 
     totals: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(sorted(NAMES), 0))
-    tiers: Mapping[str, TierUsage] = field(default_factory=lambda: {t: TierUsage() for t in TIERS})
-    slot_bytes: int = 0
+    groups: Mapping[str, tuple[Usage, ...]] = field(default_factory=lambda: dict.fromkeys(TIERS, ()))
+    slot_bytes: tuple[int, ...] = ()
     config: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def collect(
         cls,
         counters: Counters,
-        index: UsageSource | None,
+        index: IndexLike | None,
         *,
-        slot_bytes: int = 0,
+        slot_bytes: Sequence[int] = (),
         config: Mapping[str, object] | None = None,
     ) -> Stats:
-        """What is counted now, by the planner and by the index in INDEX_NAMES. Without an index nothing is stored."""
+        """What is counted now, by the planner and by the index in INDEX_NAMES. Without an index nothing is stored.
+
+        slot_bytes: one per group of the index.
+        """
         theirs = {} if index is None else index.counters()
         totals = {ours: theirs.get(name, 0) for name, ours in INDEX_NAMES.items()} | counters.as_dict()
-        tiers = {tier: TierUsage() for tier in TIERS}
-        if index is not None:
-            tiers = {tier: _usage(index.usage(number)) for number, tier in enumerate(TIERS)}
-        return cls(totals, tiers, slot_bytes, config or {})
+        groups = {t: () if index is None else _usages(index.usage(n)) for n, t in enumerate(TIERS)}
+        return cls(totals, groups, tuple(slot_bytes), config or {})
 
     def family(self, metric: str) -> dict[str, int]:
         """The counters of one metric by label value, for example family("loaded_blocks")["disk"]."""
@@ -179,9 +181,14 @@ class Stats:
         """Blocks not kept, by reason."""
         return self.family("dropped")
 
-    def free_slots(self, tier: str) -> int:
-        """Slots of "host" or "disk" that can be taken without giving anything up."""
-        return self.tiers[tier].free
+    @property
+    def tiers(self) -> dict[str, Usage]:
+        """Every tier in bytes, all groups and ranks together."""
+        return {tier: _in_bytes(usages, self.slot_bytes) for tier, usages in self.groups.items()}
+
+    def free_slots(self, tier: str, group: int = 0) -> int:
+        """Slots of "host" or "disk" that the group does not hold."""
+        return self.groups[tier][group].free
 
     def as_dict(self) -> dict[str, Any]:
         """Everything by name, for JSON: metrics without a label as a number, with one as a mapping."""
@@ -190,7 +197,8 @@ class Stats:
             values = self.family(family.metric)
             body[family.metric] = values if family.label else values[""]
         body["tiers"] = {tier: {**asdict(usage), "free": usage.free} for tier, usage in self.tiers.items()}
-        return {**body, "slot_bytes": self.slot_bytes, "config": dict(self.config)}
+        body["groups"] = {tier: [asdict(u) for u in usages] for tier, usages in self.groups.items()}
+        return {**body, "slot_bytes": list(self.slot_bytes), "config": dict(self.config)}
 
     def samples(self) -> Iterator[Sample]:
         """Every value as a metric with labels."""
@@ -199,13 +207,24 @@ class Stats:
                 labels = {family.label: value} if family.label else {}
                 yield Sample(f"kvoffload_{family.metric}", "counter", family.text, labels, self.totals[name])
         for tier, usage in self.tiers.items():
-            for name, slots in asdict(usage).items():
-                text = f"{name.capitalize()} slots of the {tier} tier."
-                yield Sample(f"kvoffload_{tier}_{name}_slots", "gauge", text, {}, slots)
-                if self.slot_bytes:
-                    text = f"{name.capitalize()} bytes of the {tier} tier."
-                    yield Sample(f"kvoffload_{tier}_{name}_bytes", "gauge", text, {}, slots * self.slot_bytes)
+            for name, value in asdict(usage).items():
+                text = f"{name.capitalize()} bytes of the {tier} tier."
+                yield Sample(f"kvoffload_{tier}_{name}_bytes", "gauge", text, {}, value)
 
 
-def _usage(raw: Mapping[str, Any]) -> TierUsage:
-    return TierUsage(raw["capacity"], raw["used"], raw["pinned"], raw["pending"])
+def _usages(raw: Mapping[str, Any]) -> tuple[Usage, ...]:
+    """The gauges of every group, as the index tells them."""
+    return tuple(Usage(g["capacity_slots"], g["used"], g["pinned"], g["pending"]) for g in raw["groups"])
+
+
+def _in_bytes(usages: Sequence[Usage], slot_bytes: Sequence[int]) -> Usage:
+    """Groups summed up. The tier is as large as the group that wastes least of a slab could make it."""
+    if not usages:
+        return Usage()
+    pairs = list(zip(usages, slot_bytes, strict=True))
+    return Usage(
+        max(u.capacity * size for u, size in pairs),
+        sum(u.used * size for u, size in pairs),
+        sum(u.pinned * size for u, size in pairs),
+        sum(u.pending * size for u, size in pairs),
+    )
