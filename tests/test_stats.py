@@ -144,7 +144,7 @@ def test_every_counter_is_exported_once():
 def test_text_format_reads_back():
     """What is written without the library is read by the library: names, labels with odd characters, values."""
     stats = Stats.collect(counted(loaded_disk=7, used=3), FakeIndex(), slot_bytes=SIZES)
-    odd = 'a "b"\\c\nd'
+    odd = 'a "b"\\n\nd'
     values = scraped(to_text([({"engine": odd}, stats)]))
 
     assert values["kvoffload_loaded_blocks_total", (("engine", odd), ("tier", "disk"))] == 7
@@ -157,6 +157,7 @@ def test_text_format_reads_back():
 def test_OBS_03_two_instances_in_one_process():
     """Two instances export to one registry under their labels, the same as the text format says."""
     registry = CollectorRegistry(auto_describe=True)
+    assert exporter_for(registry) is exporter_for(registry)
     one = Stats.collect(counted(used=1), FakeIndex(), slot_bytes=SIZES)
     two = Stats.collect(counted(used=2), None)
     exporter_for(registry).add({"engine": "a", "dp": "0"}, lambda: one)
