@@ -102,11 +102,11 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """One group's part of a tier now, in slots, or a whole tier, in bytes.
+class TierUsage:
+    """One tier now, in bytes of slots over all ranks.
 
-    capacity: what there would be if the group owned every slab, so capacities of groups do not add up;
-    used: holds a visible block or is promised to one; pinned: held by running jobs; pending: waits for its write.
+    capacity: all slabs, as slots of the group that wastes least of a slab. used: holds a visible block or is promised
+    to one; pinned: held by running jobs; pending: bytes are on their way into it.
     """
 
     capacity: int = 0
@@ -120,7 +120,7 @@ class Usage:
 
     @property
     def free(self) -> int:
-        """What nothing of this group, or of this tier, holds."""
+        """What can be taken without giving anything up."""
         return self.capacity - self.used
 
 
@@ -134,7 +134,7 @@ class Sample(NamedTuple):
     value: int
 
 
-class IndexLike(Protocol):
+class UsageSource(Protocol):
     """What Stats needs of an index."""
 
     def usage(self, tier: int) -> dict[str, Any]: ...
@@ -143,33 +143,30 @@ class IndexLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A snapshot of one instance: every counter, every tier's gauges, the configuration in force.
-
-    groups: by tier, one Usage per group, in slots. slot_bytes: by group, bytes of a slot over all ranks.
-    """
+    """A snapshot of one instance: every counter, every tier's gauges, the configuration in force."""
 
     totals: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(sorted(NAMES), 0))
-    groups: Mapping[str, tuple[Usage, ...]] = field(default_factory=lambda: dict.fromkeys(TIERS, ()))
-    slot_bytes: tuple[int, ...] = ()
+    tiers: Mapping[str, TierUsage] = field(default_factory=lambda: {t: TierUsage() for t in TIERS})
     config: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def collect(
         cls,
         counters: Counters,
-        index: IndexLike | None,
-        *,
+        index: UsageSource | None,
         slot_bytes: Sequence[int] = (),
         config: Mapping[str, object] | None = None,
     ) -> Stats:
         """What is counted now, by the planner and by the index in INDEX_NAMES. Without an index nothing is stored.
 
-        slot_bytes: one per group of the index.
+        slot_bytes: by group, bytes of one slot over all ranks.
         """
         theirs = {} if index is None else index.counters()
         totals = {ours: theirs.get(name, 0) for name, ours in INDEX_NAMES.items()} | counters.as_dict()
-        groups = {t: () if index is None else _usages(index.usage(n)) for n, t in enumerate(TIERS)}
-        return cls(totals, groups, tuple(slot_bytes), config or {})
+        tiers = {tier: TierUsage() for tier in TIERS}
+        if index is not None:
+            tiers = {tier: _usage(index.usage(number), slot_bytes) for number, tier in enumerate(TIERS)}
+        return cls(totals, tiers, config or {})
 
     def family(self, metric: str) -> dict[str, int]:
         """The counters of one metric by label value, for example family("loaded_blocks")["disk"]."""
@@ -181,15 +178,6 @@ class Stats:
         """Blocks not kept, by reason."""
         return self.family("dropped")
 
-    @property
-    def tiers(self) -> dict[str, Usage]:
-        """Every tier in bytes, all groups and ranks together."""
-        return {tier: _in_bytes(usages, self.slot_bytes) for tier, usages in self.groups.items()}
-
-    def free_slots(self, tier: str, group: int = 0) -> int:
-        """Slots of "host" or "disk" that the group does not hold."""
-        return self.groups[tier][group].free
-
     def as_dict(self) -> dict[str, Any]:
         """Everything by name, for JSON: metrics without a label as a number, with one as a mapping."""
         body: dict[str, Any] = {}
@@ -197,8 +185,7 @@ class Stats:
             values = self.family(family.metric)
             body[family.metric] = values if family.label else values[""]
         body["tiers"] = {tier: {**asdict(usage), "free": usage.free} for tier, usage in self.tiers.items()}
-        body["groups"] = {tier: [asdict(u) for u in usages] for tier, usages in self.groups.items()}
-        return {**body, "slot_bytes": list(self.slot_bytes), "config": dict(self.config)}
+        return {**body, "config": dict(self.config)}
 
     def samples(self) -> Iterator[Sample]:
         """Every value as a metric with labels."""
@@ -212,19 +199,11 @@ class Stats:
                 yield Sample(f"kvoffload_{tier}_{name}_bytes", "gauge", text, {}, value)
 
 
-def _usages(raw: Mapping[str, Any]) -> tuple[Usage, ...]:
-    """The gauges of every group, as the index tells them."""
-    return tuple(Usage(g["capacity_slots"], g["used"], g["pinned"], g["pending"]) for g in raw["groups"])
+def _usage(raw: Mapping[str, Any], slot_bytes: Sequence[int]) -> TierUsage:
+    """What the index says by group, in bytes."""
 
+    def total(name: str) -> int:
+        return sum(row[name] * size for row, size in zip(raw["groups"], slot_bytes, strict=True))
 
-def _in_bytes(usages: Sequence[Usage], slot_bytes: Sequence[int]) -> Usage:
-    """Groups summed up. The tier is as large as the group that wastes least of a slab could make it."""
-    if not usages:
-        return Usage()
-    pairs = list(zip(usages, slot_bytes, strict=True))
-    return Usage(
-        max(u.capacity * size for u, size in pairs),
-        sum(u.used * size for u, size in pairs),
-        sum(u.pinned * size for u, size in pairs),
-        sum(u.pending * size for u, size in pairs),
-    )
+    capacity = max(row["capacity_slots"] * size for row, size in zip(raw["groups"], slot_bytes, strict=True))
+    return TierUsage(capacity, total("used"), total("pinned"), total("pending"))
