@@ -4,6 +4,7 @@ bytes."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -131,6 +132,8 @@ def test_second_replay_finds_the_disk_of_the_first(tmp_path):
     assert second.ok
     assert second.stored.restored == first.stored.disk == first.distinct
     assert second.produced == 0
+    with pytest.raises(ConfigError, match="blocks of an earlier replay, and the oracle starts empty"):
+        run_replay(trace, replace(options, check=True))
 
 
 def test_options_that_contradict_are_refused(tmp_path):
