@@ -89,6 +89,10 @@ class Device:
                 seq.table = tables[:]
         return True
 
+    def covers(self, seq: Sequence) -> bool:
+        """Whether the sequence has pages for all its confirmed tokens, and for the rest of the last block."""
+        return all(len(t) >= n for t, n in zip(seq.table, self._needs(seq.tokens), strict=True))
+
     def release(self, table: Pages) -> None:
         """Give the pages of a sequence back."""
         for pool, pages in zip(self.pools, table, strict=False):

@@ -58,13 +58,12 @@ class Limits:
 class Totals:
     """Counted by the engine over all requests, apart from what each request counts for itself.
 
-    prompt_made: prompt tokens computed before a request's first answer token. prefill_s: what they took.
+    prompt_made: prompt tokens computed before a request's first answer token.
     """
 
     steps: int = 0
     prompt_made: int = 0
     answer_made: int = 0
-    prefill_s: float = 0.0
     preemptions: int = 0
     aborts: int = 0
     failed_loads: int = 0
@@ -94,6 +93,8 @@ class Engine:
         self.loading: dict[RequestId, Sequence] = {}
         self.running: list[Sequence] = []
         self.held: dict[int, Pages] = {}
+        self.worked = False
+        """Whether the last step computed anything, or brought news."""
 
     # ---- requests ----
 
@@ -140,13 +141,37 @@ class Engine:
             self._forward(seq, count)
         for worker in self.workers:
             worker.after_forward(metadata)
-        self._listen()
+        news = self._listen()
         ended = [seq for seq, _ in chunks if self._sample(seq)]
-        self.worked = bool(chunks)
+        self.worked = bool(chunks) or news
         return ended
 
-    worked = False
-    """Whether the last step computed anything."""
+    def glide(self, until: float) -> None:
+        """Do at once the steps before `until` in which `step` would do nothing but generate tokens inside blocks.
+
+        REQUIRES: no job ends and no request arrives before `until`.
+        """
+        if self.waiting or self.loading or not self.running:
+            return
+        count = min(self._quiet(seq) for seq in self.running)
+        now, done = self.clock.now, 0
+        while done < count:
+            end = now + self.cost.step([(1, seq.computed + done) for seq in self.running])
+            if end >= until:
+                break
+            now, done = end, done + 1
+        self.clock.now = now
+        self.totals.steps += done
+        self.totals.answer_made += done * len(self.running)
+        for seq in self.running:
+            seq.advance(done)
+
+    def _quiet(self, seq: Sequence) -> int:
+        """Steps of a request that complete no block, need no page and are not its last."""
+        size = seq.base_tokens
+        if seq.computed + 1 != seq.tokens or seq.first is None or not self.device.covers(seq):
+            return 0
+        return min(-seq.tokens % size, seq.output - seq.generated - 1)
 
     def close(self) -> None:
         """Close the workers' connectors."""
@@ -228,7 +253,7 @@ class Engine:
         prompt = max(0, min(end, seq.prompt) - seq.computed) if seq.first is None else 0
         if prompt:
             self.totals.prompt_made += prompt
-            self.totals.prefill_s += self.cost.prefill(prompt, seq.computed)
+            seq.prefill_s += self.cost.prefill(prompt, seq.computed)
             seq.made += prompt
         self.totals.answer_made += count - prompt
         self.device.compute(seq, end)
@@ -241,6 +266,7 @@ class Engine:
         if seq.first is None:
             seq.first = self.clock.now
             seq.hits = (seq.hbm, seq.loaded - seq.disk, seq.disk)
+            seq.prompt_made = seq.made
         seq.sample()
         if seq.generated < seq.output:
             return False
@@ -252,13 +278,14 @@ class Engine:
 
     # ---- news ----
 
-    def _listen(self) -> None:
-        """Take in what the workers report."""
+    def _listen(self) -> bool:
+        """Take in what the workers report; whether any load or hold has ended."""
         update = self.scheduler.update([report for worker in self.workers for report in worker.poll()])
         for item in update.loaded:
             self._loaded(item)
         for hold in update.freed:
             self.device.release(self.held.pop(hold))
+        return bool(update.loaded or update.freed)
 
     def _loaded(self, item: Loaded) -> None:
         seq = self.loading.pop(item.request)

@@ -34,8 +34,9 @@ class Sequence:
     all_keys: keys of the base blocks of prompt and answer, as many as there are (an answer may have none).
     prompt, output: tokens; output >= 1. computed: tokens whose bytes are in pages. generated: confirmed answer tokens.
     table: by group, the pages. hbm, loaded, disk: tokens that the present admission found in pages, got from loads,
-    and got from loads out of disk. begun: computed when the present admission began to run. made: tokens computed
-    since then. Times in seconds: arrived, first token, ended. lost: tokens whose work a preemption threw away.
+    and got from loads out of disk; expected: what its load was to bring. made: prompt tokens computed since then.
+    Fixed with the first answer token: hits by tier, and prompt_made. prefill_s: seconds of all prompt work.
+    lost: prompt tokens whose work a preemption threw away before that. Times in seconds: arrived, first token, ended.
     """
 
     info: RequestInfo
@@ -55,6 +56,8 @@ class Sequence:
     loaded: int = 0
     disk: int = 0
     made: int = 0
+    prompt_made: int = 0
+    prefill_s: float = 0.0
     lost: int = 0
     preempted: int = 0
     arrived: float = 0.0
@@ -80,6 +83,13 @@ class Sequence:
         """One more token is confirmed; the key of the block that it completes is made."""
         self.generated += 1
         if self.tokens % self.base_tokens == 0:
+            self.chain = Keys(self.all_keys[: self.tokens // self.base_tokens])
+
+    def advance(self, count: int) -> None:
+        """So many steps of one token each have computed the last token and made one more."""
+        self.computed += count
+        self.generated += count
+        if len(self.chain.keys) < self.tokens // self.base_tokens:
             self.chain = Keys(self.all_keys[: self.tokens // self.base_tokens])
 
     def rewind(self) -> None:
