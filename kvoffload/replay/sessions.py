@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvoffload.replay.cost import CostModel
+from kvoffload.errors import ConfigError
 from kvoffload.replay.trees import KeyMaker, Tree, Turn
 from kvoffload.requests import RequestInfo
 from kvoffload.testing.engine import Engine, Sequence
@@ -37,6 +37,12 @@ class Schedule:
     seed: int = 42
     begin: float = 0.25
     end: float = 0.75
+
+    def __post_init__(self) -> None:
+        if self.lanes < 1:
+            raise ConfigError(f"--sessions {self.lanes}: at least one session must be live")
+        if self.think < 0 or self.window_s < 0:
+            raise ConfigError(f"--think {self.think}, --window {self.window_s}: both must be at least 0")
 
 
 @dataclass(slots=True, eq=False)
@@ -244,6 +250,3 @@ def _primers(tree: Tree, cut: int) -> set[int]:
         last[turn.request.agent] = position
     active = {turn.request.agent for turn in tree.turns[cut:]}
     return {position for agent, position in last.items() if agent in active or agent == MAIN}
-
-
-__all__ = ["CostModel", "Measured", "Schedule", "SessionReplay"]
