@@ -100,8 +100,12 @@ class Device:
 
     def compute(self, seq: Sequence, end: int) -> None:
         """The forward made tokens [seq.computed, end): paint the blocks that they complete, and let them be found."""
-        self._blocks(seq, seq.computed, end, painting=True)
+        self.paint(seq, seq.computed, end)
         self.publish(seq, seq.computed, end)
+
+    def paint(self, seq: Sequence, begin: int, end: int) -> None:
+        """Write the right bytes of the blocks that tokens [begin, end) complete."""
+        self._blocks(seq, begin, end, painting=True)
 
     def publish(self, seq: Sequence, begin: int, end: int) -> None:
         """Let the caches find the blocks that tokens [begin, end) complete."""

@@ -203,13 +203,13 @@ class Engine:
             if self.held or (victim is seq and (self.loading or len(self.running) == 1)):
                 return False
             chunks[:] = [chunk for chunk in chunks if chunk[0] is not victim]
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is seq:
                 return False
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
-        """Take the pages away; the request goes back to the head of the queue."""
+    def preempt(self, seq: Sequence) -> None:
+        """Take the pages of a running request away; it goes back to the head of the queue."""
         self.totals.preemptions += 1
         self.running.remove(seq)
         self._return(seq, PREEMPT)
