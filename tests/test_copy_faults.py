@@ -38,7 +38,7 @@ def make_engine(arena, *faults):
 
 
 def test_failing_keys_and_calls(arena):
-    """Named keys fail without being tried, in place; so do all copies of a numbered call; the rest are done."""
+    """Named keys fail untried, in place; so do all copies of a numbered call; the rest are done."""
     failing = Failing(keys=[KEYS[1]], calls=[3], ops=[Op.WRITE])
     tier = FaultyTier(MemoryTier(LAYOUT, 1 << 20, 1), failing)
     assert tier.write(places(), arena).tolist() == [Status.OK, Status.COPY_FAILED, Status.OK]
