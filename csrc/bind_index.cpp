@@ -210,8 +210,8 @@ std::unique_ptr<Index> make_index(const std::vector<std::tuple<int, std::uint32_
             o.host_policy = value.cast<std::string>();
         else if (key == "disk_policy")
             o.disk_policy = value.cast<std::string>();
-        else if (key == "write_through")
-            o.write_through = value.cast<bool>();
+        else if (key == "disk_admission")
+            o.disk_admission = value.cast<std::uint32_t>();
         else if (key == "max_pending_writes")
             o.max_pending_writes = value.cast<std::int64_t>();
         else

@@ -71,7 +71,8 @@ class Order {
     // The entry to give up for x in its group, or kNone: x is the least valuable itself, or nothing may go.
     // Goes through the tier's segments from the least valuable one: x's own segment gives its tail if that
     // lies deeper than x, else x loses; another gives its tail unless this is pinned or of x's own prefix.
-    std::uint32_t victim(int tier, const Newcomer& x, const Chain& chain);
+    // Entries with a flag of `spared` count as pinned; it does not change within a batch.
+    std::uint32_t victim(int tier, const Newcomer& x, const Chain& chain, std::uint8_t spared);
 
     const Segment& segment(std::uint32_t id) const { return segments_[id]; }
     std::uint32_t segments() const { return static_cast<std::uint32_t>(segments_.size()); }
@@ -110,6 +111,9 @@ class Order {
     }
     std::uint32_t make(std::uint64_t order, double now);
     void erase_if_done(std::uint32_t segment);
+    bool may_go(std::uint32_t id, std::uint8_t spared) const {
+        return id != kNone && pool_[id].pins == 0 && !pool_[id].has(spared);
+    }
     void drop_tail(std::uint32_t id, int tier);
     void leave(std::uint32_t segment, int tier);
 

@@ -38,7 +38,7 @@ class Index:
         disk_slots: int = -1,
         host_policy: str = "lru",
         disk_policy: str = "lru",
-        write_through: bool = True,  # blocks stored in host are queued for disk
+        disk_admission: int = 1,  # requests that must have used a block before it is queued for disk; 0 = never
         max_pending_writes: int = -1,  # slots that may be pinned by disk writes; -1 = a quarter of the host slots
     ) -> None: ...
 

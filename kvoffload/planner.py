@@ -298,6 +298,7 @@ def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, infligh
         disk_slots=exact.disk,
         host_policy=config.host_policy,
         disk_policy=config.disk_policy,
+        disk_admission=config.disk_admission,
     )
     stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget))
     return _Tiers(index, stores, Loads(layout, index, inflight, counters))
