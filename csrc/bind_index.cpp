@@ -297,6 +297,7 @@ void bind_index_class(py::module_& m) {
                 i.set_disk_online(online);
             },
             "tier"_a, "online"_a)
+        .def("set_direct_writes", &Index::set_direct_writes, "allowed"_a)
         .def("usage", &usage, "tier"_a)
         .def("transit_free", &Index::transit_free)
         .def("pending_writes",

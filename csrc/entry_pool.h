@@ -36,8 +36,8 @@ constexpr std::uint8_t busy_bit(int tier) { return tier == kHost ? kHostBusy : k
 
 struct Entry {
     std::uint8_t key[16];
-    std::uint16_t pins : 12;     // at most kMaxPins
-    std::uint16_t touches : 4;   // requests that used the block, at most kMaxTouches
+    std::uint16_t pins : 12;    // at most kMaxPins
+    std::uint16_t touches : 4;  // requests that used the block, at most kMaxTouches
     std::uint8_t group;
     std::uint8_t flags;
     std::uint32_t depth;   // index of the block within its group

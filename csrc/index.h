@@ -168,6 +168,8 @@ class Index {
     // Entries of the tier that a job holds become invisible everywhere; the others lose the tier.
     void reset(int tier);
     void set_disk_online(bool online);
+    // Whether blocks that host refuses may go to disk by transit; at first they may.
+    void set_direct_writes(bool allowed) { direct_writes_ = allowed; }
 
     const GroupSpec& group(std::uint32_t g) const { return options_.groups[g]; }
     std::uint32_t groups() const { return static_cast<std::uint32_t>(options_.groups.size()); }
@@ -223,9 +225,11 @@ class Index {
     void log(const Entry& e, ChangeKind kind, int tier);
     std::uint8_t code(const Entry& e) const;
     bool on_disk(const Entry& e) const { return disk_online_ && e.has(kDiskValid); }
-    bool disk_writable() const { return disk_online_ && options_.disk_admission > 0 && options_.disk_slabs > 0; }
+    bool disk_writable() const {
+        return disk_online_ && options_.disk_admission > 0 && options_.disk_slabs > 0;
+    }
     // Whether a block that only its own request has used may go to disk.
-    bool disk_takes_new() const { return disk_writable() && options_.disk_admission == 1; }
+    bool disk_takes_new() const { return disk_writable() && options_.disk_admission == 1 && direct_writes_; }
     // The flag that keeps an unpinned block from being a victim in the running call, 0 = none.
     std::uint8_t spared(int tier) const { return tier == kHost && spare_unwritten_ ? kWantDisk : 0; }
     Newcomer newcomer(std::uint32_t segment, const Item& item) const {
@@ -286,6 +290,7 @@ class Index {
     std::uint64_t writing_ = 0;  // entries with kDiskBusy
     std::uint64_t max_writing_ = 0;
     bool disk_online_ = true;
+    bool direct_writes_ = true;
 
     // Of the batch call that runs.
     std::vector<Item> items_;

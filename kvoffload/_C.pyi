@@ -98,6 +98,9 @@ class Index:
         """Nothing in the tier is visible any more; slots of running jobs come back when these end."""
     def set_online(self, tier: int, online: bool) -> None:
         """An offline tier answers nothing and takes nothing; its blocks come back with it."""
+    def set_direct_writes(self, allowed: bool) -> None:
+        """Whether blocks that host refuses may go to disk through transit; at first they may."""
+
     def usage(self, tier: int) -> dict[str, Any]: ...
     def transit_free(self) -> int: ...
     def pending_writes(self) -> tuple[int, int]:
