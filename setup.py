@@ -12,8 +12,6 @@ FLAGS = ["-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-paramete
 
 ParallelCompile(default=0).install()  # 0 = as many compilers at once as there are cores
 
-ParallelCompile(default=0).install()  # one compiler per core
-
 setup(
     package_dir={"kvoffload": "kvoffload", "kvoffload.connectors": "connectors"},
     packages=[
