@@ -116,6 +116,25 @@ def test_LIFE_04_a_load_and_a_store_end_in_one_poll(load_first):
     assert planner.counters["stored_host"] == 4 + 6
 
 
+@pytest.mark.parametrize("load_first", [True, False])
+def test_LIFE_04_the_pages_wait_for_both(load_first):
+    """The request is gone when its load and its store end, in either order: its hold ends with the second one."""
+    engine, planner, _ = counting_engine(pages=20)
+    scheduler, pages = engine.scheduler, [np.arange(11, dtype=np.int32)]
+    feed(engine, Scheduled(request(1, 65, text=2), 64, pages))
+    seq = request(2, 161, text=2)
+    scheduler.match(seq, 0)
+    scheduler.allocated(seq, pages, 0, 64)
+    scheduler.step([Scheduled(seq, 160, pages)], 0.0)
+    jobs = [running.job.id for running in planner._inflight]
+    assert len(jobs) == 2
+    hold = scheduler.release(2, "abort")
+    freed = [scheduler.update([Outcome(job, 0)]).freed for job in (jobs if load_first else jobs[::-1])]
+
+    assert freed == [(), (hold,)]
+    assert (planner.idle, planner.pinned()) == (True, 0)
+
+
 def test_LIFE_06_pages_of_a_load_that_never_answers_stay_quarantined():
     """The gate never opens and the request is aborted: past the deadline the job counts as overdue, its pages stay
     with it until the copy engine confirms, and then they are free."""
