@@ -30,7 +30,11 @@ def cgroup_folders(root: Path = Path("/")) -> list[Path]:
     folders = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        for mount in ([root / "sys/fs/cgroup"] if not controllers else [root / "sys/fs/cgroup" / c for c in controllers.split(",")]):
+        for mount in (
+            [root / "sys/fs/cgroup"]
+            if not controllers
+            else [root / "sys/fs/cgroup" / c for c in controllers.split(",")]
+        ):
             folder = mount / path.lstrip("/")
             folders += [f for f in (folder, *folder.parents) if f.is_relative_to(mount)]
     return folders

@@ -37,17 +37,17 @@ class IndexMachine(RuleBasedStateMachine):
         host=st.integers(1, 5),
         transit=st.integers(0, 3),
         disk=st.integers(0, 7),
-        write_through=st.sampled_from((True, True, True, False)),
+        admission=st.sampled_from((1, 1, 1, 2, 0)),
         bound=st.integers(1, 6),
     )
-    def start(self, layout, data, host, transit, disk, write_through, bound):
+    def start(self, layout, data, host, transit, disk, admission, bound):
         slots = [data.draw(st.integers(1, 3)) for _ in layout]
         self.layout = layout
         self.index = Index(
-            layout, 1, slots, host, transit, disk, write_through=write_through, max_pending_writes=bound
+            layout, 1, slots, host, transit, disk, disk_admission=admission, max_pending_writes=bound
         )
         self.model = IndexModel(
-            layout, slots, (host, transit, disk), write_through=write_through, max_pending=bound
+            layout, slots, (host, transit, disk), disk_admission=admission, max_pending=bound
         )
         self.jobs = []
         self.stamp, self.codes = 0, {}

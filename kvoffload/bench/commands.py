@@ -25,7 +25,9 @@ from kvoffload.console import Json, bar, show
 from kvoffload.errors import ConfigError
 from kvoffload.units import format_size
 
-app = typer.Typer(no_args_is_help=True, help="Speed of this machine, each figure beside a limit of the same run.")
+app = typer.Typer(
+    no_args_is_help=True, help="Speed of this machine, each figure beside a limit of the same run."
+)
 
 QUICK_ROUNDS = 3
 MOVED, QUICK_MOVED = 256 << 20, 32 << 20
@@ -33,7 +35,8 @@ MOVED, QUICK_MOVED = 256 << 20, 32 << 20
 
 Quick = Annotated[bool, typer.Option("--quick", help="Smaller and fewer rounds: a look, no result to quote.")]
 Folder = Annotated[
-    Path, typer.Option("--path", metavar="DIR", help="Folder on the disk to measure; 1 GiB is used for a while.")
+    Path,
+    typer.Option("--path", metavar="DIR", help="Folder on the disk to measure; 1 GiB is used for a while."),
 ]
 
 
@@ -42,7 +45,9 @@ def index(as_json: Json = False, quick: Quick = False) -> None:
     """Match, pins, memory and store bookkeeping of planner and index."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
     sizes = {"sizes": (SMALL,)} if quick else {}
-    _report("index", chain(bench_match(rounds=rounds, **sizes), bench_planner(rounds=rounds)), rounds, as_json)
+    _report(
+        "index", chain(bench_match(rounds=rounds, **sizes), bench_planner(rounds=rounds)), rounds, as_json
+    )
 
 
 @app.command("hash")

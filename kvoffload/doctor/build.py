@@ -32,7 +32,9 @@ PACKAGES = {
 def look_at_build() -> Iterator[Finding]:
     """Versions, native modules, packages."""
     yield Finding(AREA, "kvoffload", kvoffload.__version__)
-    yield Finding(AREA, "Python", f"{platform.python_version()} ({platform.python_implementation()})", _python())
+    yield Finding(
+        AREA, "Python", f"{platform.python_version()} ({platform.python_implementation()})", _python()
+    )
     yield Finding(AREA, "_C", *_core())
     for name, (what, compiler) in GPU_MODULES.items():
         yield _gpu(name, what, compiler)
@@ -65,7 +67,9 @@ def _gpu(name: str, what: str, compiler: str) -> Finding:
     try:
         importlib.import_module(f"kvoffload.{name}")
     except ImportError as error:
-        return Finding(AREA, name, f"absent: {error}", f"build again for this Python and driver, or go without {what}")
+        return Finding(
+            AREA, name, f"absent: {error}", f"build again for this Python and driver, or go without {what}"
+        )
     return Finding(AREA, name, f"built: {what}")
 
 

@@ -30,7 +30,10 @@ def look_at_disk(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> I
     free = room.f_bavail * room.f_frsize
     size = format_size(free).partition(" ")[0]
     yield Finding(
-        AREA, "free", size, "little for a disk tier: give another folder with --path" if free < LITTLE_ROOM else ""
+        AREA,
+        "free",
+        size,
+        "little for a disk tier: give another folder with --path" if free < LITTLE_ROOM else "",
     )
     yield Finding(AREA, "O_DIRECT", *_direct(folder))
 
@@ -78,5 +81,8 @@ def _direct(folder: Path) -> tuple[str, str]:
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
             return f"refused ({error.strerror})", advice
-        return f"not tried ({error.strerror})", "a disk tier cannot be made there: give another folder with --path"
+        return (
+            f"not tried ({error.strerror})",
+            "a disk tier cannot be made there: give another folder with --path",
+        )
     return "works", ""

@@ -29,7 +29,9 @@ def look_at_machine(root: Path = Path("/")) -> Iterator[Finding]:
         AREA,
         "memory",
         f"{_size(memory.available)} of {_size(memory.limit)} available",
-        "little for a host tier: free some, or raise the container's limit" if memory.available < SMALL_MEMORY else "",
+        "little for a host tier: free some, or raise the container's limit"
+        if memory.available < SMALL_MEMORY
+        else "",
     )
     yield Finding(AREA, "host_bytes=auto", f"{_size(memory.available // AUTO_FRACTION)} now")
     yield Finding(AREA, "cgroup memory", _cgroup_memory(root))
@@ -78,7 +80,11 @@ def _cgroup_memory(root: Path) -> str:
 def _pinned(soft: int, hard: int) -> tuple[str, str]:
     if soft == resource.RLIM_INFINITY:
         return "no limit", ""
-    raised = "`ulimit -l unlimited`" if hard == resource.RLIM_INFINITY else "memlock in limits.conf or --ulimit memlock=-1"
+    raised = (
+        "`ulimit -l unlimited`"
+        if hard == resource.RLIM_INFINITY
+        else "memlock in limits.conf or --ulimit memlock=-1"
+    )
     return (
         f"limit {_size(soft)}",
         f"a GPU's host tier may fall back to pageable memory, about half as fast: raise it with {raised}",
@@ -120,7 +126,9 @@ def _io_limits(root: Path) -> tuple[str, str]:
     ]
     if not found:
         return "no limit", ""
-    return "; ".join(found), "the disk tier cannot be faster than this: lift it, or set disk_write_budget below it"
+    return "; ".join(
+        found
+    ), "the disk tier cannot be faster than this: lift it, or set disk_write_budget below it"
 
 
 def _size(count: int) -> str:

@@ -44,10 +44,14 @@ def plot(report: Report, folder: Path, ttft: Series | None = None) -> list[Path]
     folder.mkdir(parents=True, exist_ok=True)
     made = [
         hits_over_time(report.series, folder / "hits.png", report.setup.trace),
-        written_per_turn(report.written, report.setup.block_bytes, folder / "written.png", report.setup.trace),
+        written_per_turn(
+            report.written, report.setup.block_bytes, folder / "written.png", report.setup.trace
+        ),
     ]
     if ttft:
-        made.append(distribution(ttft, folder / "ttft.png", f"time to first token: {report.setup.trace}", "seconds"))
+        made.append(
+            distribution(ttft, folder / "ttft.png", f"time to first token: {report.setup.trace}", "seconds")
+        )
     return made
 
 

@@ -118,7 +118,11 @@ def _holder(directory: Path) -> int:
         holder = (directory / "lock").read_text().strip()
     except OSError:
         return 0
-    held = any(words[1] == "FLOCK" and words[5].endswith(f":{file}") for words in map(str.split, locks) if len(words) > 5)
+    held = any(
+        words[1] == "FLOCK" and words[5].endswith(f":{file}")
+        for words in map(str.split, locks)
+        if len(words) > 5
+    )
     return int(holder) if held and holder.isdecimal() else 0
 
 
