@@ -62,8 +62,23 @@ class Order {
     void link(std::uint32_t segment, std::uint32_t id, std::uint32_t& hint);
     void unlink(std::uint32_t id);
     // A linked entry got or lost its slot in the tier.
-    void gained(std::uint32_t id, int tier);
-    void lost(std::uint32_t id, int tier);
+    void gained(std::uint32_t id, int tier) {
+        const Entry& e = pool_[id];
+        Tail& t = tails_[cell(e.segment, e.group, tier)];
+        if (t.count++ == 0 || goes_before(t.tail, id)) t.tail = id;
+        if (segments_[e.segment].resident[tier]++ == 0) policies_[tier]->on_resident(e.segment, true);
+    }
+    // REQUIRES: the entry is still linked; its slot number may be gone already.
+    void lost(std::uint32_t id, int tier) {
+        const Entry& e = pool_[id];
+        Tail& t = tails_[cell(e.segment, e.group, tier)];
+        if (--t.count == 0) {
+            t.tail = kNone;
+        } else if (t.tail == id) {
+            t.tail = next_tail(id, tier);
+        }
+        if (--segments_[e.segment].resident[tier] == 0) leave(e.segment, tier);
+    }
 
     // Start of a batch: scans for victims begin anew. Within a batch pins are only added, so a segment once
     // passed stays passed.
@@ -85,7 +100,8 @@ class Order {
     const Policy& policy(int tier) const { return *policies_[tier]; }
     std::uint32_t end(const Entry& e) const { return (e.depth + 1) * multiples_[e.group]; }
     std::uint64_t position(const Entry& e) const { return static_cast<std::uint64_t>(end(e)) << 8 | e.group; }
-    // The order of a segment's list: by position, then by id (a request whose tokens changed has two blocks at one).
+    // The order of a segment's list: by position, then by id (a request whose tokens changed has two blocks
+    // at one).
     bool goes_before(std::uint32_t a, std::uint32_t b) const {
         const std::uint64_t pa = position(pool_[a]), pb = position(pool_[b]);
         return pa != pb ? pa < pb : a < b;
@@ -110,7 +126,7 @@ class Order {
     }
     std::uint32_t make(std::uint64_t order, double now);
     void erase_if_done(std::uint32_t segment);
-    void drop_tail(std::uint32_t id, int tier);
+    std::uint32_t next_tail(std::uint32_t id, int tier) const;
     void leave(std::uint32_t segment, int tier);
 
     EntryPool& pool_;
