@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from kvoffload.index import Index
 from kvoffload.inflight import InFlight, RequestId, Running
 from kvoffload.layout import Layout

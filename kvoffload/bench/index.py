@@ -1,4 +1,4 @@
-"""`kvoffload bench index`, the native half: match, pin and memory of the index beside a table that does nothing else."""
+"""`kvoffload bench index`, the native half: match, pins and memory, beside a table that does nothing else."""
 
 from __future__ import annotations
 

@@ -188,6 +188,7 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
             raise ConfigError(f"--sequential with --lanes {lanes}: leave one of them out")
         if plot_into is not None:
             need_matplotlib()
+            plot_into.mkdir(parents=True, exist_ok=True)
         options = Options(
             lanes, index_only, _size(block_bytes), device_blocks, host_blocks, disk_blocks, disk_path, check
         )
