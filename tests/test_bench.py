@@ -113,7 +113,14 @@ def test_table_is_80_wide_and_names_what_is_missed():
     """Long names fold, nothing is cut, and a missed target is said in words below."""
     long = Measure(123456.7, 100000, 150000)
     rows = [
-        Row("a name that is much longer than its column", "us/call", long, "a peer of many words", long, at_most(1)),
+        Row(
+            "a name that is much longer than its column",
+            "us/call",
+            long,
+            "a peer of many words",
+            long,
+            at_most(1),
+        ),
         constant("counted", "B/key", 79.5, at_most(80)),
     ]
     with_text = capture(table("bench x", rows, 7))
@@ -214,6 +221,8 @@ def test_planner_rows(monkeypatch):
         ("match, new request", "ns/key", "", ""),
         ("match asked again, nothing new", "us/call", "", ""),
         ("match + load + complete", "ns/key", "", ""),
+        ("request, 128 new keys", "us/req", "", "<= 50"),
+        ("request, 128 keys loaded", "us/req", "", "<= 50"),
     ]
 
 
@@ -223,7 +232,8 @@ def test_the_world_stores_and_loads_what_it_says():
     first = world.prompt(world.new_keys(1000))
     world.store(first, 300)
     world.end(first)
-    assert world.load(again := world.prompt(first.keys)) == 1000
+    again = world.prompt(first.keys)
+    assert world.load(again) == 1000
     world.end(again)
     second = world.prompt(world.new_keys(1000))
     world.store(second, 1000)
@@ -242,7 +252,10 @@ def test_copy_rows():
 
     assert [shape(r) for r in rows] == [
         (f"{way} of 4 KiB, {threads}", "GB/s", limit, target)
-        for threads, large, least in (("1 thread", "one large memcpy", 0.65), ("2 threads", "2 large memcpy", 0.75))
+        for threads, large, least in (
+            ("1 thread", "one large memcpy", 0.65),
+            ("2 threads", "2 large memcpy", 0.75),
+        )
         for way in ("gather", "scatter")
         for limit, target in (("memcpy in order", ">= 0.9x"), (large, f">= {least}x"))
     ]

@@ -28,7 +28,10 @@ BAD = {
     "a negative number": (["replay", "{trace}", "--lanes", "-1"], "'--lanes'"),
     "no number": (["replay", "{trace}", "--lanes", "x"], "'--lanes'"),
     "no host": (["replay", "{trace}", "--host-blocks", "0"], "'--host-blocks'"),
-    "a size without unit": (["replay", "{trace}", "--block-bytes", "16"], "has no unit; write for example 16GiB"),
+    "a size without unit": (
+        ["replay", "{trace}", "--block-bytes", "16"],
+        "has no unit; write for example 16GiB",
+    ),
     "no size": (["replay", "{trace}", "--block-bytes", "big"], "is not a size; write for example"),
     "an empty block": (["replay", "{trace}", "--block-bytes", "0"], "a block has at least 1 byte"),
     "a negative size": (["replay", "{trace}", "--block-bytes", "-4KiB"], "a block has at least 1 byte"),
@@ -69,14 +72,20 @@ BAD = {
     "a target that is there": (["trace", "convert", "{trace}", "{trace}"], "--force"),
     "a target of no kind": (["trace", "convert", "{trace}", "{tmp}/out.txt"], "out.txt"),
     "a target in no folder": (["trace", "convert", "{trace}", "{tmp}/no/out.jsonl"], "{tmp}/no"),
-    "a target that cannot say it": (["trace", "convert", "{trace}", "{tmp}/w.json", "--to", "weka"], "use --to full"),
+    "a target that cannot say it": (
+        ["trace", "convert", "{trace}", "{tmp}/w.json", "--to", "weka"],
+        "use --to full",
+    ),
     "no such bench": (["bench", "gpus"], "No such command 'gpus'; see kvoffload bench --help"),
     "a bench nowhere": (["bench", "disk", "--path", "{tmp}/none"], "no such folder; give one"),
     "a bench on a file": (["bench", "disk", "--path", "{trace}"], "no such folder; give one"),
     "a listing of nothing": (["disk", "ls", "{tmp}/none"], "no such folder; give the disk_path"),
     "a listing of a file": (["disk", "ls", "{trace}"], "no such folder; give the disk_path"),
     "a check of nothing": (["disk", "verify", "{tmp}/none"], "no such folder; give the disk_path"),
-    "no such namespace": (["disk", "clear", "{used}", "--namespace", "zz", "--yes"], "there are 6e6e6e6e6e6e"),
+    "no such namespace": (
+        ["disk", "clear", "{used}", "--namespace", "zz", "--yes"],
+        "there are 6e6e6e6e6e6e",
+    ),
     "a clearing unasked": (["disk", "clear", "{used}"], "say --yes"),
     "a clearing unasked, for programs": (["disk", "clear", "{used}", "--json"], "say --yes"),
     "a clearing under an engine": (["disk", "clear", "{used}", "--yes"], "is in use by process {pid}"),
@@ -178,4 +187,7 @@ def test_the_installed_command_behaves_the_same(tmp_path):
     )
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {tmp_path}/none: no such folder; give the disk_path that the engines were given\n"
+    assert (
+        done.stderr
+        == f"error: {tmp_path}/none: no such folder; give the disk_path that the engines were given\n"
+    )

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
-from kvoffload.bench.index import SMALL, Keys, random_keys
+from kvoffload.bench.index import SMALL, STEP, Keys, random_keys
 from kvoffload.bench.rows import Limit, Row, Unit, at_most, compare, each
 from kvoffload.bench.timing import ROUNDS
 from kvoffload.bench.world import World
-
-STEP = 512
-"""Keys a call: a chunk of 8,192 tokens."""
 
 STORE_NS = 150.0
 SINGLE_US = 20.0
 """Targets, those of design.md."""
 
 SINGLES = 2000
+
+PROMPT = 128
+"""Blocks of a whole request, as in a replay that only counts."""
+
+REQUEST_US = 50.0
+"""20,000 such requests a second on one core."""
 
 
 def bench_planner(blocks: int = SMALL, rounds: int = ROUNDS) -> Iterator[Row]:
@@ -45,6 +48,31 @@ def bench_planner(blocks: int = SMALL, rounds: int = ROUNDS) -> Iterator[Row]:
     again = Unit("us/call", lambda seconds: seconds * 1e6 / SINGLES)
     yield from compare("match asked again, nothing new", again, partial(_rematch, stored, keys), [], rounds)
     yield from compare("match + load + complete", per_key, partial(_load, stored, keys), [], rounds)
+    yield from _requests(blocks // PROMPT, rounds)
+
+
+def _requests(count: int, rounds: int) -> Iterator[Row]:
+    """Whole requests of PROMPT blocks, from match to finish: every block new, and every block loaded."""
+    per_request = Unit("us/req", lambda seconds: seconds * 1e6 / count)
+    world = World(count * PROMPT)
+    fresh = partial(_whole, world, lambda: world.new_keys(count * PROMPT))
+    yield from compare(f"request, {PROMPT} new keys", per_request, fresh, [], rounds, at_most(REQUEST_US))
+    held = World(count * PROMPT)
+    keys = held.new_keys(count * PROMPT)
+    again = partial(_whole, held, lambda: keys)
+    yield from compare(f"request, {PROMPT} keys loaded", per_request, again, [], rounds, at_most(REQUEST_US))
+
+
+def _whole(world: World, make: Callable[[], Keys]) -> float:
+    """Requests one after the other, each matched, loaded, offered and finished."""
+    keys = make()
+    prompts = [world.prompt(keys[at : at + PROMPT]) for at in range(0, len(keys), PROMPT)]
+    begin = time.thread_time()
+    for prompt in prompts:
+        world.load(prompt)
+        world.store(prompt, PROMPT)
+        world.planner.finish(prompt.info.id, "end_turn", 0.0)
+    return time.thread_time() - begin
 
 
 def _store(world: World, blocks: int, step: int, empty: bool) -> float:
