@@ -8,4 +8,5 @@ PYBIND11_MODULE(_C, m) {
     kvoffload::bind_index(m);
     kvoffload::bind_copy(m);
     kvoffload::bind_disk(m);
+    kvoffload::bind_bench(m);
 }

@@ -21,6 +21,7 @@ from kvoffload.replay.base import ReplayRequest, requests_of
 from kvoffload.replay.driver import Engine, StandstillError
 from kvoffload.replay.lanes import Lanes
 from kvoffload.replay.oracle_lru import simulate
+from kvoffload.replay.plots import need_matplotlib, plot
 from kvoffload.replay.report import Report, Setup, Tally
 from kvoffload.replay.sequential import replay_sequential
 from kvoffload.replay.show import table
@@ -171,6 +172,9 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     form: Form = FormChoice.auto,
     rekey: Rekey = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with a brute-force LRU.")] = False,
+    plot_into: Annotated[
+        Path | None, typer.Option("--plot", metavar="DIR", help="Draw the figures into DIR as PNG.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Replay a trace through HBM, host and disk: hits by tier, what was written, and whether a byte was
@@ -182,10 +186,13 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     try:
         if sequential and lanes:
             raise ConfigError(f"--sequential with --lanes {lanes}: leave one of them out")
+        if plot_into is not None:
+            need_matplotlib()
         options = Options(
             lanes, index_only, _size(block_bytes), device_blocks, host_blocks, disk_blocks, disk_path, check
         )
         report = run_replay(open_trace(trace, block_size, form.value, rekey), options, progress=True)
+        drawn = plot(report, plot_into) if plot_into is not None else []
     except KVOffloadError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(WRONG if isinstance(error, StandstillError) else UNUSABLE) from None
@@ -193,6 +200,8 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
         typer.echo(json.dumps(report.to_dict()))
     else:
         Console(width=80, highlight=False, markup=False).print(table(report))
+        for path in drawn:
+            typer.echo(f"drawn: {path}")
     if not report.ok:
         raise typer.Exit(WRONG)
 
