@@ -1,7 +1,78 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <tuple>
+#include <vector>
+
 #include "bind.h"
+#include "bind_records.h"
+#include "copy_cpu.h"
+#include "prefault.h"
 
 namespace kvoffload {
+namespace py = pybind11;
+namespace {
 
-void bind_copy(pybind11::module_& m) { (void)m; }
+using RegionTuple = std::tuple<std::uintptr_t, std::int64_t, std::int64_t, std::int64_t>;
+
+std::vector<std::vector<PageRegion>> page_regions(const std::vector<std::vector<RegionTuple>>& pools) {
+    std::vector<std::vector<PageRegion>> regions;
+    for (const auto& pool : pools) {
+        auto& group = regions.emplace_back();
+        for (const auto& [base, stride, page_bytes, pages] : pool)
+            group.push_back({base, stride, page_bytes, pages});
+    }
+    return regions;
+}
+
+void require_known(const CpuCopier& copier, std::int64_t handle) {
+    if (!copier.known(handle)) throw py::key_error("no copy has the handle " + std::to_string(handle));
+}
+
+}  // namespace
+
+void bind_copy(py::module_& m) {
+    py::class_<SlotSpace>(m, "SlotSpace")
+        .def(py::init<std::int64_t, std::int64_t, std::vector<std::int64_t>>(), py::arg("slab_bytes"),
+             py::arg("slabs"), py::arg("slot_bytes"))
+        .def("offset", &SlotSpace::offset, py::arg("group"), py::arg("slot"));
+
+    py::class_<CpuCopier>(m, "CpuCopier")
+        .def(py::init([](std::uintptr_t base, const SlotSpace& host,
+                         const std::vector<std::vector<RegionTuple>>& pools, int threads) {
+                 if (static_cast<std::int64_t>(pools.size()) != host.groups()) {
+                     throw py::value_error("pools must have one entry per group");
+                 }
+                 return std::make_unique<CpuCopier>(base, host, page_regions(pools), threads);
+             }),
+             py::arg("base"), py::arg("host"), py::arg("pools"), py::arg("threads"))
+        .def(
+            "submit",
+            [](CpuCopier& copier, const py::array& copies, bool to_device) {
+                return copier.submit(copy_records(copies), copies.shape(0), to_device);
+            },
+            py::arg("copies"), py::arg("to_device"))
+        .def(
+            "query",
+            [](CpuCopier& copier, std::int64_t handle) -> py::object {
+                require_known(copier, handle);
+                std::vector<std::uint8_t> status;
+                if (!copier.query(handle, &status)) return py::none();
+                return status_array(status);
+            },
+            py::arg("handle"))
+        .def(
+            "wait",
+            [](CpuCopier& copier, std::int64_t handle, double timeout) {
+                require_known(copier, handle);
+                py::gil_scoped_release released;
+                return copier.wait(handle, timeout);
+            },
+            py::arg("handle"), py::arg("timeout"))
+        .def("close", &CpuCopier::close, py::call_guard<py::gil_scoped_release>());
+
+    m.def("prefault", &prefault, py::arg("base"), py::arg("bytes"), py::arg("threads"),
+          py::call_guard<py::gil_scoped_release>());
+}
 
 }  // namespace kvoffload

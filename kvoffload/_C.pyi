@@ -126,3 +126,62 @@ class Matcher:
         """All restorable boundaries of the last update in tokens, increasing, without 0."""
     def codes(self, group: int) -> NDArray[np.uint8]:
         """Per block: 1 host, 2 disk, 4 pending, 8 loading, or-ed; 0 = absent."""
+
+class SlotSpace:
+    """Where slots lie in a tier: `slab * slab_bytes + index * slot_bytes[group]`. Immutable."""
+
+    def __init__(self, slab_bytes: int, slabs: int, slot_bytes: Sequence[int]) -> None: ...
+    def offset(self, group: int, slot: int) -> int:
+        """Byte offset of a slot, -1 where no such slot exists."""
+
+class CpuCopier:
+    """Copies blocks between pages that the CPU can address and host slots, on its own threads.
+
+    One thread calls. A region is (base, stride, page_bytes, pages).
+    """
+
+    def __init__(
+        self, base: int, host: SlotSpace, pools: Sequence[Sequence[tuple[int, int, int, int]]], threads: int
+    ) -> None: ...
+    def submit(self, copies: Copies, to_device: bool) -> int:
+        """`copies` must live, unchanged, until the handle has ended."""
+    def query(self, handle: int) -> StatusArray | None: ...
+    def wait(self, handle: int, timeout: float) -> bool: ...
+    def close(self) -> None: ...
+
+class DiskIO:
+    """Payloads, records and checksums of the disk tier, on its own threads. Does not close the files."""
+
+    def __init__(
+        self,
+        slots: int,  # file descriptors, open for reading and writing
+        table: int,
+        space: SlotSpace,
+        block_bytes: Sequence[int],
+        epoch: int,
+        checksum: bool,
+        threads: int,
+        error_limit: int,
+    ) -> None: ...
+    def read(self, copies: Copies, base: int, host: SlotSpace) -> StatusArray: ...
+    def write(self, copies: Copies, base: int, host: SlotSpace) -> StatusArray: ...
+    def scan(self, slot_file_bytes: int) -> NDArray[np.void]:
+        """RECORD_DTYPE rows of all valid records whose slot ends within the first `slot_file_bytes`."""
+    def reset(self, epoch: int) -> None: ...
+    def probe(self) -> bool: ...
+    def counters(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+    @property
+    def healthy(self) -> bool: ...
+    @property
+    def slots_bytes(self) -> int: ...
+    @property
+    def table_bytes(self) -> int: ...
+
+def prefault(base: int, bytes: int, threads: int) -> bool:
+    """Backs mapped memory; False where the kernel has none left."""
+
+def checksum(data: object, portable: bool = False) -> bytes:
+    """The 16-byte payload checksum of anything with the buffer protocol (docs/block-format.md)."""
+
+def checksum_has_instruction() -> bool: ...

@@ -30,8 +30,10 @@ class CopyEngine(ABC):
 
     @abstractmethod
     def submit(self, copies: Copies, direction: Direction, after: object) -> int:
-        """Start one set of copies after the event `after` (None on a device without streams). Never blocks on the
-        copies. `copies` must not be changed before the handle has ended."""
+        """Start one set of copies after the event `after` (None on a device without streams).
+
+        Never blocks on the copies. `copies` must not be changed before the handle has ended.
+        """
 
     @abstractmethod
     def query(self, handle: int) -> StatusArray | None:

@@ -18,9 +18,19 @@ from kvoffload.messages import Copies, StatusArray
 class Tier(ABC):
     """Slots named by the planner; the tier moves bytes and vouches for them.
 
-    Thread: `read` and `write` may run at the same time from several threads, never on the same slot (the planner
-    pins); the other methods run alone. Lifetime: the arena must outlive every call that was given it.
+    Thread: `read` and `write` may run at the same time from several threads, never on the same slot (the
+    planner pins); the other methods run alone. Lifetime: the arena must outlive every call that was given it.
+    A copy whose slot does not exist in tier or arena fails like any other and touches nothing.
     """
+
+    @property
+    def healthy(self) -> bool:
+        """False after several failures of the medium in a row, until `probe` finds it working again."""
+        return True
+
+    def probe(self) -> bool:
+        """Try the medium with a small write and read; True = it works. May block like a write."""
+        return self.healthy
 
     @property
     @abstractmethod
@@ -42,13 +52,18 @@ class Tier(ABC):
 
     @abstractmethod
     def read(self, copies: Copies, arena: HostArena) -> StatusArray:
-        """Fill host slots from disk slots; READ_FAILED where the bytes are not exactly the key's. Never raises for
-        a failure of the medium. After READ_FAILED the host slot's content is undefined."""
+        """Fill host slots from disk slots; READ_FAILED where the bytes are not exactly the key's.
+
+        Never raises for a failure of the medium. After READ_FAILED the host slot's content is undefined.
+        """
 
     @abstractmethod
     def write(self, copies: Copies, arena: HostArena) -> StatusArray:
-        """Put host slots into disk slots; COPY_FAILED where that did not happen. After OK a `read` of the same
-        (key, slot) gives the bytes back until the slot is written again."""
+        """Put host slots into disk slots; COPY_FAILED where that did not happen.
+
+        After OK a `read` of the same (key, slot) gives the bytes back until the slot, or a slot of another
+        group in the same slab, is written. Never raises for a failure of the medium.
+        """
 
     @abstractmethod
     def reset(self) -> None:
