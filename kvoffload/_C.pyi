@@ -181,6 +181,14 @@ class DiskIO:
 def prefault(base: int, bytes: int, threads: int) -> bool:
     """Backs mapped memory; False where the kernel has none left."""
 
+def raw_file_loop(
+    file: int, write: bool, base: int, bytes: int, offsets: Sequence[int], threads: int
+) -> float:
+    """Seconds to move blocks between memory and a file with nothing else done; negative = -errno. For `bench`."""
+
+def memcpy_loop(target: int, source: int, bytes: int, count: int, threads: int) -> float:
+    """Seconds to copy fragments in order. For `bench`."""
+
 def checksum(data: object, portable: bool = False) -> bytes:
     """The 16-byte payload checksum of anything with the buffer protocol (docs/block-format.md)."""
 
