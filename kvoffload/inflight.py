@@ -10,6 +10,7 @@ import numpy as np
 
 from kvoffload.messages import Copies, Job, JobKind, Outcome, Status, StatusArray
 
+RequestId = str | int
 
 _SEVERITY = np.zeros(len(Status), np.uint8)
 _SEVERITY[[Status.OK, Status.NOT_DONE, Status.COPY_FAILED, Status.READ_FAILED]] = [0, 1, 2, 3]
@@ -30,11 +31,16 @@ class Running:
 
     job: Job
     waiting: set[int]
-    owner: object = None
+    owner: RequestId | None = None
     load: int = 0
     status: StatusArray | None = None
     errors: list[str] = field(default_factory=list)
     overdue: bool = False
+
+    @property
+    def failed(self) -> int:
+        """Copies that are not OK so far."""
+        return 0 if self.status is None else int(np.count_nonzero(self.status))
 
     @property
     def copies(self) -> Copies:
@@ -42,13 +48,17 @@ class Running:
 
 
 class InFlight:
-    """Table of running jobs. A job ends once, when every rank has reported it; reports of unknown jobs, and second
-    reports of one rank, change nothing."""
+    """Table of running jobs, sent or about to be.
+
+    A job ends once, when every rank has reported it; reports of unknown jobs, and second reports of one rank,
+    change nothing.
+    """
 
     def __init__(self, ranks: int) -> None:
         self._ranks = range(ranks)
         self._next = 1
         self._jobs: dict[int, Running] = {}
+        self._unsent: list[Job] = []
         self._deadlines: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
@@ -66,13 +76,19 @@ class InFlight:
         return self._next - 1
 
     def add(
-        self, kind: JobKind, copies: Copies, deadline: float, owner: object = None, load: int = 0
+        self, kind: JobKind, copies: Copies, deadline: float, owner: RequestId | None = None, load: int = 0
     ) -> Running:
         job = Job(self.new_id(), kind, copies)
         running = Running(job, set(self._ranks), owner, load)
         self._jobs[job.id] = running
+        self._unsent.append(job)
         heapq.heappush(self._deadlines, (deadline, job.id))
         return running
+
+    def take_unsent(self) -> tuple[Job, ...]:
+        """Jobs added since the last call, in order."""
+        jobs, self._unsent = tuple(self._unsent), []
+        return jobs
 
     def report(self, outcome: Outcome) -> Running | None:
         """The job, if this report ended it."""

@@ -7,7 +7,6 @@ bursts, and because blocks that another job is bringing into host are waited for
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from kvoffload.index import Index
 from kvoffload.inflight import InFlight, Running
 from kvoffload.layout import GroupKind, Layout
-from kvoffload.messages import CopyFlag, Copies, JobKind, Status, StatusArray
+from kvoffload.messages import Copies, CopyFlag, JobKind, Status, StatusArray
 from kvoffload.requests import Finished, LoadPlan, Pages, RequestState
 from kvoffload.stats import Counters
 
@@ -57,7 +56,7 @@ class Load:
 
 
 class Loads:
-    """All loads of one planner. `send` gets each job that is to go to the movers."""
+    """All loads of one planner."""
 
     def __init__(
         self,
@@ -65,13 +64,11 @@ class Loads:
         index: Index,
         inflight: InFlight,
         counters: Counters,
-        send: Callable[[Running], None],
     ) -> None:
         self._layout = layout
         self._index = index
         self._inflight = inflight
         self._counters = counters
-        self._send = send
         self._loads: dict[int, Load] = {}
         self._parts: dict[int, Part] = {}
         self._held: list[Part] = []
@@ -179,7 +176,6 @@ class Loads:
         owner = load.state.info.id if load.state else None
         running = self._inflight.add(load.kind, copies, load.deadline, owner, load.id)
         self._parts[running.job.id] = part
-        self._send(running)
 
     def advance(self, now: float) -> list[Finished]:
         """Send what waited for slots or for other jobs; end what waited too long."""

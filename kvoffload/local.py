@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from kvoffload.config import Config
 from kvoffload.copying.cpu import CpuCopyEngine
+from kvoffload.identity import namespace_of
 from kvoffload.keys import Namespace
 from kvoffload.layout import Layout, Pools
 from kvoffload.messages import Outcome, Plans
@@ -17,7 +17,7 @@ from kvoffload.mover import Mover
 from kvoffload.planner import Planner
 from kvoffload.requests import Finished
 from kvoffload.sizing import size_slabs
-from kvoffload.tiers.disk import DiskTier
+from kvoffload.tiers.disk import DiskTier, rank_directory
 
 IDLE_SECONDS = 0.0005
 """Between two looks at jobs that run, while draining."""
@@ -30,22 +30,6 @@ class MoverLike(Protocol):
     def poll(self) -> list[Outcome]: ...
     def wait(self, job_ids: Iterable[int], timeout: float) -> bool: ...
     def close(self) -> None: ...
-
-
-def namespace_of(config: Config, layout: Layout, ranks: int) -> Namespace:
-    """The namespace of blocks that this configuration and layout make."""
-    return Namespace(
-        config.model_id,
-        layout.base_tokens,
-        config.weights_revision,
-        groups=tuple(
-            (g.kind.name.lower(), g.tokens_per_block, g.lookback, g.block_bytes, *g.layers)
-            for g in layout.groups
-        ),
-        ranks=(ranks,),
-        tenant=config.tenant,
-        hash=config.hash,
-    )
 
 
 class Local:
@@ -72,15 +56,15 @@ class Local:
         planner = Planner(layout, config, ranks=ranks)
         assert config.host_bytes is not None
         slabs = size_slabs(layout, config.host_bytes // ranks, config.disk_bytes // ranks)
-        name = namespace or namespace_of(config, layout, ranks)
+        name = namespace or namespace_of(config, layout, (ranks,))
         movers: list[Mover] = []
         try:
             for rank, mine in enumerate(pools):
                 tier = None
                 if config.disk_path is not None:
-                    path = Path(config.disk_path) / name.digest.hex() / "dp0" / f"rank{rank}"
+                    path = rank_directory(config.disk_path, name.digest, 0, rank)
                     tier = DiskTier(
-                        path, layout, slabs.slab_bytes, slabs.disk, name.canonical, checksum=config.checksum
+                        path, layout, slabs.slab_bytes, slabs.disk, name.digest, checksum=config.checksum
                     )
                 movers.append(Mover(rank, layout, slabs, CpuCopyEngine(), tier))
                 planner.attach(rank, movers[-1].register(mine))

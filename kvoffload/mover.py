@@ -19,7 +19,7 @@ import numpy as np
 from kvoffload.arena import HostArena
 from kvoffload.copying.base import CopyEngine, Direction
 from kvoffload.layout import Layout, Pools
-from kvoffload.messages import CopyFlag, Copies, Inventory, Job, JobKind, Outcome, Plans, Status, StatusArray
+from kvoffload.messages import Copies, CopyFlag, Inventory, Job, JobKind, Outcome, Plans, Status, StatusArray
 from kvoffload.sizing import Slabs
 from kvoffload.tiers.base import Tier
 
@@ -59,7 +59,7 @@ class Mover:
         self._slabs = slabs
         self._copier = copier
         self._tier = tier
-        self._chunk = max(1, chunk_bytes // max(1, max(g.slot_bytes for g in layout.groups)))
+        self._chunk = max(1, chunk_bytes // max(1, *(g.slot_bytes for g in layout.groups)))
         self._copying: list[_Copying] = []
         self._tasks: dict[int, Future[None]] = {}
         self._cancelled: set[int] = set()

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvoffload.index import Matcher
+from kvoffload.inflight import RequestId
 from kvoffload.messages import JobKind
-
-RequestId = str | int
 
 Pages = Sequence[NDArray[np.int32]]
 """By group: the device page of block i at [i]; -1 or beyond the end = no page."""
@@ -112,7 +111,7 @@ class RequestState:
 
     info: RequestInfo
     segment: int
-    matcher: Matcher
+    matcher: Matcher | None
     cursors: list[int]
     chain: ChainLike | None = None
     computed: int = 0

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kvoffload.testing.faults import CountingTier, FailingTier, GatedCopier, GatedTier
 
 from kvoffload.config import Config
-from kvoffload.messages import Outcome
-from kvoffload.mover import NullMover
 from kvoffload.local import Local
-from kvoffload.messages import Inventory
+from kvoffload.messages import Inventory, Outcome
+from kvoffload.mover import NullMover
 from kvoffload.planner import ExactSlots, Planner
 from kvoffload.requests import RequestInfo
-from kvoffload.testing.faults import CountingTier, FailingTier, GatedCopier, GatedTier
 from kvoffload.testing.rig import Clock, Keys, Rig, Sizes, one_group, wrapping
 
 
@@ -207,7 +206,7 @@ def test_REF_18_what_a_prefetch_brings_is_looked_at_anew(tmp_path: Path) -> None
         gates[0].release()
         rig.local.drain()
         after = rig.match(chain)
-        plan, finished, wrong = rig.load(chain)
+        plan, _, wrong = rig.load(chain)
         assert wrong == 0
         assert plan.boundary == after.boundary
         rig.planner.finish(info.id, "abort", 0.0)

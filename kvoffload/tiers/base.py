@@ -37,15 +37,6 @@ class Tier(ABC):
     def slabs(self) -> int:
         """Slabs of the layout's slab size that the tier holds."""
 
-    @property
-    def healthy(self) -> bool:
-        """False while the medium fails again and again: the mover reports the tier as lost and probes it."""
-        return True
-
-    def probe(self) -> bool:
-        """Try the medium with a small write and read; True when it works again, and `healthy` with it."""
-        return self.healthy
-
     @abstractmethod
     def records(self) -> NDArray[np.void]:
         """(n,) of RECORD_DTYPE: what was found at open. Payloads are not read."""

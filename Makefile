@@ -1,0 +1,72 @@
+# make demo | test | lint | bench | sanitize | clean. The first two set everything up: no root, no network beyond pip.
+SHELL := /bin/bash
+VENV ?= .venv
+CXX ?= g++
+NEWER := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c '$(NEWER)' 2>/dev/null && echo "$$p" && break; done)
+
+PY := $(VENV)/bin/python
+KV := $(VENV)/bin/kvoffload
+PIP := $(PY) -m pip --disable-pip-version-check install -q
+# The checkout's place is in the name: an environment that was made for another one is stale.
+STAMP := $(VENV)/.installed-$(shell printf %s '$(CURDIR)' | cksum | cut -d' ' -f1)
+NATIVE := $(wildcard csrc/*.cpp csrc/*.h csrc/*.cu csrc/*.cuh)
+DRIVERS := $(wildcard tests/native/*.cpp tests/native/*.h)
+
+# The main job: a seeded workload, replayed with real bytes through host and disk.
+DEMO_TRACE := build/demo.jsonl
+DEMO_SYNTH := trace synth --seed 1 --out $(DEMO_TRACE)
+DEMO_REPLAY := replay $(DEMO_TRACE) --lanes 4 --block-bytes 16KiB --device-blocks 4000 --host-blocks 2000 \
+	--disk-blocks 110000
+BENCHES := hash index copy disk
+
+.PHONY: demo test lint bench sanitize clean
+.DELETE_ON_ERROR:
+
+demo: $(STAMP)
+	@mkdir -p build
+	$(KV) $(DEMO_SYNTH)
+	$(KV) $(DEMO_REPLAY)
+
+test: $(STAMP)
+	$(PY) -m pytest $(PYTEST)
+
+bench: $(STAMP)
+	for b in $(BENCHES); do $(KV) bench $$b || exit 1; done
+
+sanitize: $(STAMP)
+	$(PY) tests/native/run.py
+
+lint: $(STAMP)-dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(NATIVE) $(DRIVERS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find kvoffload connectors tests -name __pycache__ -prune -exec rm -rf {} +
+	rm -f kvoffload/*.so
+
+ifeq ($(wildcard kvoffload/_C.*.so),)
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): pyproject.toml setup.py $(NATIVE)
+	@test -n '$(PYTHON)' || { echo 'No Python >= 3.11 found: install one, or say make PYTHON=/path/to/python3'; exit 1; }
+	@$(PYTHON) -c '$(NEWER)' || { echo '$(PYTHON) is older than 3.11: say make PYTHON=/path/to/python3'; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { echo '$(PYTHON) has no venv: install it (Debian: python3-venv)'; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+		|| { echo 'No headers for $(PYTHON): install them (Debian: python3-dev)'; exit 1; }
+	@command -v $(firstword $(CXX)) >/dev/null || { echo 'No C++ compiler: install one (Debian: g++), or say make CXX=...'; exit 1; }
+	@$(PY) -c '$(NEWER)' 2>/dev/null || { echo 'Setting up $(VENV)'; $(PYTHON) -m venv --clear $(VENV); }
+	@echo 'Installing kvoffload and compiling its native core into $(VENV) (about a minute the first time)'
+	@$(PIP) -e '.[test]'
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+$(STAMP)-dev: $(STAMP)
+	@echo 'Installing the linters into $(VENV)'
+	@$(PIP) -e '.[dev]'
+	@touch $(STAMP) $@

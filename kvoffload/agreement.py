@@ -1,0 +1,36 @@
+"""What the ranks have in common: the geometry of all tiers, and the blocks that all of them found on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvoffload.messages import Geometry, Inventory
+
+
+def agree(ranks: Sequence[Inventory]) -> Geometry:
+    """The most that every rank can give. REQUIRES: at least one rank, all with the same number of groups."""
+    return Geometry(
+        tuple(min(counts) for counts in zip(*(r.slots_per_slab for r in ranks), strict=True)),
+        min(r.host_slabs for r in ranks),
+        min(r.transit_slabs for r in ranks),
+        min(r.disk_slabs for r in ranks),
+    )
+
+
+def common_records(ranks: Sequence[Inventory]) -> NDArray[np.void]:
+    """Records, by (group, slot, key), that every rank reports; rank 0's copy of them."""
+    records = ranks[0].records
+    for other in ranks[1:]:
+        records = records[np.isin(_places(records), _places(other.records))]
+    return records
+
+
+def _places(records: NDArray[np.void]) -> NDArray[np.void]:
+    """(n,) of 22-byte strings: group, slot and key of each record."""
+    packed = np.empty(len(records), [("group", "<u2"), ("slot", "<i4"), ("key", "u1", (16,))])
+    for name in ("group", "slot", "key"):
+        packed[name] = records[name]
+    return packed.view("V22")

@@ -1,0 +1,85 @@
+"""The live requests of one planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from kvoffload.index import Index, Matcher
+from kvoffload.inflight import RequestId
+from kvoffload.layout import Layout
+from kvoffload.requests import ChainLike, RequestInfo, RequestState
+
+
+class LiveRequests(Mapping[RequestId, RequestState]):
+    """States by request id, from the first call that names a request until `pop`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._states: dict[RequestId, RequestState] = {}
+        self._index: Index | None = None
+
+    def __getitem__(self, request_id: RequestId) -> RequestState:
+        return self._states[request_id]
+
+    def __iter__(self) -> Iterator[RequestId]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def open(self, index: Index) -> None:
+        """There is an index from now on: give every request its segment."""
+        self._index = index
+        for state in self._states.values():
+            _bind(state, index, 0.0)
+
+    def get_or_make(self, request: RequestInfo, chain: ChainLike, now: float) -> RequestState:
+        state = self._states.get(request.id)
+        if state is None:
+            state = RequestState(request, 0, None, self.cursors())
+            self._states[request.id] = state
+            if self._index is not None:
+                _bind(state, self._index, now)
+        state.chain = chain
+        return state
+
+    def pop(self, request_id: RequestId) -> RequestState | None:
+        return self._states.pop(request_id, None)
+
+    def cursors(self) -> list[int]:
+        """Cursors of a request that has stored nothing."""
+        return [0] * len(self._layout.groups)
+
+    def rewind_all(self) -> None:
+        """Every request offers from block 0 again."""
+        for state in self._states.values():
+            state.cursors = self.cursors()
+
+
+def _bind(state: RequestState, index: Index, now: float) -> None:
+    state.segment = index.open_segment(now)
+    state.matcher = Matcher(index)
+
+
+def restorable(state: RequestState, limit: int) -> int:
+    """The longest boundary of the chain as things are now that is not above `limit` tokens, 0 = none."""
+    if state.matcher is None or state.chain is None:
+        return 0
+    longest = state.matcher.update(state.chain.keys, state.computed)[0]
+    if longest <= limit:
+        return longest
+    options = state.matcher.boundaries()
+    fitting = int(np.searchsorted(options, limit, side="right"))
+    return int(options[fitting - 1]) if fitting else 0
+
+
+def newly_produced(state: RequestState, computed: int, base_tokens: int) -> int:
+    """Base blocks of [0, computed) that the request computed itself and that no earlier offer showed."""
+    if not state.offered:
+        state.offered = True
+        state.had = max(state.had, state.computed)
+    known = max(state.seen, state.had)
+    state.seen = max(state.seen, computed)
+    return max(0, computed // base_tokens - known // base_tokens)

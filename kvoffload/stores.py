@@ -1,0 +1,146 @@
+"""Stores: device -> host, host -> disk, and device -> disk through transit, from offer to the last outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvoffload.index import Index
+from kvoffload.inflight import InFlight, Running
+from kvoffload.layout import Layout
+from kvoffload.messages import Copies, CopyFlag, JobKind, Status
+from kvoffload.requests import Finished, Offer, Pages, RequestId, RequestState
+from kvoffload.stats import Counters
+
+WRITE_JOB_BLOCKS = 256
+"""Most blocks in one disk write job: small enough that a load never waits long behind it."""
+
+SECONDS_PER_HOUR = 3600.0
+
+
+class WriteBudget:
+    """Bytes that may go to disk, refilled evenly; at most one hour's worth is saved up. None = no bound."""
+
+    def __init__(self, bytes_per_hour: int | None) -> None:
+        self._rate = bytes_per_hour
+        self._left = float(bytes_per_hour or 0)
+        self._then: float | None = None
+
+    def refill(self, now: float) -> None:
+        if self._rate is None:
+            return
+        passed = 0.0 if self._then is None else max(0.0, now - self._then)
+        self._then = now
+        self._left = min(float(self._rate), self._left + passed * self._rate / SECONDS_PER_HOUR)
+
+    def blocks(self, block_bytes: int) -> int:
+        """Whole blocks that may be written now, at most WRITE_JOB_BLOCKS."""
+        if self._rate is None:
+            return WRITE_JOB_BLOCKS
+        return min(WRITE_JOB_BLOCKS, int(self._left // block_bytes))
+
+    def spend(self, count: int) -> None:
+        """`count` bytes are on their way, whether or not they were asked for with `blocks`."""
+        self._left -= count
+
+
+class Stores:
+    """All stores and writes of one planner."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        index: Index,
+        inflight: InFlight,
+        counters: Counters,
+        budget: WriteBudget,
+    ) -> None:
+        self._layout = layout
+        self._index = index
+        self._inflight = inflight
+        self._counters = counters
+        self._budget = budget
+        self._sizes = tuple(0 if g.transient else g.tokens_per_block for g in layout.groups)
+        self._slot_bytes = np.array([g.slot_bytes for g in layout.groups], np.int64)
+        self._largest = max(1, int(self._slot_bytes.max()))
+
+    def offer(self, state: RequestState, computed: int, pages: Pages, deadline: float) -> Offer:
+        """Store what is new of tokens [0, computed). REQUIRES: the chain has the keys of all full blocks of it."""
+        assert state.chain is not None
+        ends = [computed // size if size else 0 for size in self._sizes]
+        copies, cursors, resident, busy, refused = self._index.offer(
+            state.segment, state.chain.keys, state.cursors, ends, pages
+        )
+        state.cursors = cursors
+        self._counters.add("dedup", resident)
+        self._counters.add("in_flight_dedup", busy)
+        self._counters.add("refused", refused)
+        blocked = cursors != ends
+        cursor = min(c * s for c, s in zip(cursors, self._sizes, strict=True) if s) if blocked else computed
+        if not len(copies):
+            return Offer(0, 0, cursor, blocked)
+        running = self._inflight.add(JobKind.STORE, copies, deadline, state.info.id)
+        state.jobs.add(running.job.id)
+        return Offer(running.job.id, len(copies), cursor, blocked)
+
+    def plan_writes(self, now: float, deadline: float) -> None:
+        """Start as many writes as pins and budget allow, oldest first."""
+        self._budget.refill(now)
+        while limit := self._budget.blocks(self._largest):
+            copies = self._index.next_writes(limit)
+            if not len(copies):
+                return
+            self._spend(copies)
+            self._inflight.add(JobKind.WRITE, copies, deadline)
+
+    def _spend(self, copies: Copies) -> None:
+        self._budget.spend(int(self._slot_bytes[copies["group"]].sum()))
+
+    def ended(
+        self, running: Running, deadline: float, requests: Mapping[RequestId, RequestState]
+    ) -> list[Finished]:
+        """A store or write has ended on all ranks. Only stores are reported: nobody waits for a write."""
+        copies, status = running.copies, running.status
+        if running.job.kind is JobKind.WRITE:
+            self._index.complete_write(copies, status)
+            self._counters.add("stored_disk", len(copies) - running.failed)
+            return []
+        self._index.complete_store(copies, status)
+        onward = self._onward(copies if status is None else copies[status == Status.OK])
+        if len(onward):
+            self._spend(onward)
+            self._inflight.add(JobKind.WRITE, onward, deadline)
+        self._counters.add("stored_host", len(copies) - running.failed - len(onward))
+        if status is not None and running.failed:
+            self._counters.add("store_failed", running.failed)
+            for state in requests.values():
+                self._rewind(state, copies[status != Status.OK])
+        owner = requests.get(running.owner) if running.owner is not None else None
+        if owner is not None:
+            owner.jobs.discard(running.job.id)
+        return [self._finished(running, owner)]
+
+    @staticmethod
+    def _onward(copies: Copies) -> Copies:
+        """Those that lie in transit slots and go on to disk."""
+        return copies[(copies["flags"] & CopyFlag.TRANSIT) != 0]
+
+    @staticmethod
+    def _finished(running: Running, owner: RequestState | None) -> Finished:
+        name = owner.info.id if owner else None
+        errors = "; ".join(running.errors)
+        return Finished(running.job.id, JobKind.STORE, name, 0, running.failed, running.overdue, errors)
+
+    def _rewind(self, state: RequestState, failed: Copies) -> None:
+        """Whoever offered one of these blocks, or was told that it was in flight, offers it again."""
+        if state.chain is None:
+            return
+        keys = state.chain.keys
+        for group, multiple in enumerate(self._layout.multiples):
+            rows = failed[failed["group"] == group]
+            ends = (rows["depth"] + 1) * multiple - 1
+            inside = ends < len(keys)
+            mine = rows["depth"][inside][(keys[ends[inside]] == rows["key"][inside]).all(axis=1)]
+            if len(mine):
+                state.cursors[group] = min(state.cursors[group], int(mine.min()))
