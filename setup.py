@@ -20,7 +20,7 @@ GPU_ONLY = {"bind_gpu.cpp", "gpu_copier.cpp", "gpu_issue.cpp", "gpu_plan.cpp", "
 CORE = sorted(str(p) for p in Path("csrc").glob("*.cpp") if p.name not in GPU_ONLY)
 GPU = ["csrc/gpu.cu", *(f"csrc/{n}.cpp" for n in ("gpu_plan", "gpu_copier", "gpu_issue", "bind_gpu", "thread_pool"))]
 SIM = ["csrc/sim_runtime.cpp", "csrc/sim_control.cpp"]
-FLAGS = "-O3 -std=c++17 -fvisibility=hidden -g0 -Wall -Wextra -Wno-unused-parameter -pthread".split()
+FLAGS = "-O3 -std=c++17 -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter -pthread".split()
 CUDA_ARCHS = "80 86 89 90 100 120"
 
 

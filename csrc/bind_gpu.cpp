@@ -30,8 +30,11 @@ void require(int code) {
     if (code != gpu::kOkay) throw std::runtime_error(gpu::error_text(code));
 }
 
-std::uintptr_t created(int code, std::uintptr_t handle) {
-    require(code);
+// What `make` writes; raises where it fails.
+template <class Make>
+std::uintptr_t created(const Make& make) {
+    std::uintptr_t handle = 0;
+    require(make(&handle));
     return handle;
 }
 
@@ -154,8 +157,7 @@ void bind_runtime(py::module_& m) {
     m.def(
         "stream_create",
         [](bool low_priority) {
-            std::uintptr_t stream = 0;
-            return created(gpu::stream_create(&stream, low_priority), stream);
+            return created([=](std::uintptr_t* stream) { return gpu::stream_create(stream, low_priority); });
         },
         py::arg("low_priority") = false);
     m.def(
@@ -166,16 +168,12 @@ void bind_runtime(py::module_& m) {
     m.def(
         "stream_synchronize", [](std::uintptr_t stream) { require(gpu::stream_synchronize(stream)); },
         py::call_guard<py::gil_scoped_release>());
-    m.def("event_create", [] {
-        std::uintptr_t event = 0;
-        return created(gpu::event_create(&event), event);
-    });
+    m.def("event_create", [] { return created(&gpu::event_create); });
     m.def("event_destroy", [](std::uintptr_t event) { require(gpu::event_destroy(event)); });
     m.def("event_record",
           [](std::uintptr_t event, std::uintptr_t stream) { require(gpu::event_record(event, stream)); });
     m.def("memory_allocate", [](std::int64_t bytes) {
-        std::uintptr_t address = 0;
-        return created(gpu::memory_allocate(&address, bytes), address);
+        return created([=](std::uintptr_t* address) { return gpu::memory_allocate(address, bytes); });
     });
     m.def("memory_free", [](std::uintptr_t address) { require(gpu::memory_free(address)); });
     m.def("fill", [](std::uintptr_t address, int value, std::int64_t bytes, std::uintptr_t stream) {

@@ -162,9 +162,9 @@ bool has_batch() { return true; }
 int copy_batch(std::uintptr_t* to, std::uintptr_t* from, std::size_t* bytes, std::size_t count, bool, int,
                std::uintptr_t stream) {
     const int order = simMemcpySrcAccessOrderStream;
-    const std::size_t index = 0;
+    const std::vector<std::size_t> indices(count, 0);
     return checked(simMemcpyBatchAsync(reinterpret_cast<void**>(to), reinterpret_cast<void**>(from), bytes,
-                                       count, &order, &index, 1, as_stream(stream)));
+                                       count, &order, indices.data(), 1, as_stream(stream)));
 }
 
 #elif defined(CUDART_VERSION) && CUDART_VERSION >= 12080
@@ -181,14 +181,14 @@ int copy_batch(std::uintptr_t* to, std::uintptr_t* from, std::size_t* bytes, std
     on_device.type = cudaMemLocationTypeDevice;
     on_device.id = device;
     on_host.type = cudaMemLocationTypeHost;
-    std::size_t index = 0;
+    std::vector<std::size_t> indices(count, 0);
 #if CUDART_VERSION >= 13000
     return checked(cudaMemcpyBatchAsync(reinterpret_cast<void**>(to), reinterpret_cast<const void**>(from),
-                                        bytes, count, &attributes, &index, 1, as_stream(stream)));
+                                        bytes, count, &attributes, indices.data(), 1, as_stream(stream)));
 #else
     std::size_t failed = 0;
     return checked(cudaMemcpyBatchAsync(reinterpret_cast<void**>(to), reinterpret_cast<void**>(from), bytes,
-                                        count, &attributes, &index, 1, &failed, as_stream(stream)));
+                                        count, &attributes, indices.data(), 1, &failed, as_stream(stream)));
 #endif
 }
 

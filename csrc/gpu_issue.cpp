@@ -272,6 +272,7 @@ int GpuCopier::launch(std::int32_t group, std::pair<std::int32_t, std::int32_t> 
                       std::uintptr_t stream) {
     const GroupPlan& plan = groups_[group];
     const std::int32_t piece_count = pieces.second - pieces.first;
+    if (plan.narrow) count("narrow", number);
     for (std::int64_t done = 0; done < number; done += kMaxItems) {
         const auto items = static_cast<std::int32_t>(std::min<std::int64_t>(kMaxItems, number - done));
         CopyArgs args;

@@ -60,6 +60,7 @@ GroupPlan::GroupPlan(std::vector<PageRegion> given, std::int64_t slot)
         region_offsets.push_back(block_bytes);
         const auto first = static_cast<std::int32_t>(pieces.size());
         const std::int32_t word = word_bytes(region, block_bytes);
+        narrow = narrow || word < 16;
         for (std::int64_t at = 0; at < region.page_bytes; at += kMaxPiece) {
             const auto bytes =
                 static_cast<std::int32_t>(std::min<std::int64_t>(kMaxPiece, region.page_bytes - at));

@@ -25,6 +25,7 @@ struct GroupPlan {
     std::int64_t block_bytes = 0;
     std::int64_t slot_bytes = 0;
     std::int32_t pages = 0;  // pages that every region has
+    bool narrow = false;     // some piece is copied in words of less than 16 bytes: correct, but slower
 
     GroupPlan(std::vector<PageRegion> regions, std::int64_t slot_bytes);
 };

@@ -332,7 +332,7 @@ simError_t simMemcpyBatchAsync(void* const* to, const void* const* from, const s
     for (std::size_t i = 0; i < count; ++i) {
         total += static_cast<std::int64_t>(bytes[i]);
         parts.push_back({to[i], from[i], bytes[i]});
-        good = good && bytes[i] > 0 && registration(to[i], bytes[i]) >= 0 &&
+        good = good && indices[i] < attribute_count && bytes[i] > 0 && registration(to[i], bytes[i]) >= 0 &&
                registration(from[i], bytes[i]) >= 0;
     }
     const bool strict = described && attributes[0] == simMemcpySrcAccessOrderStream;

@@ -72,9 +72,8 @@ simError_t simMemsetAsync(void* memory, int value, std::size_t bytes, simStream_
 simError_t simMemcpyAsync(void* to, const void* from, std::size_t bytes, simMemcpyKind kind,
                           simStream_t stream);
 
-// strict_order: the reads of sources wait for all earlier work of the stream (the runtime's source access
-// order "stream"). attributes and indices are the arrays a real call takes: one attribute, which begins at
-// descriptor 0.
+// attributes: access orders of sources. indices: one entry per copy, each below attribute_count and the first
+// one 0, which is right both for runtimes that read it per attribute and for those that read it per copy.
 simError_t simMemcpyBatchAsync(void* const* to, const void* const* from, const std::size_t* bytes,
                                std::size_t count, const int* attributes, const std::size_t* indices,
                                std::size_t attribute_count, simStream_t stream);
