@@ -19,16 +19,16 @@ using sim::due;
 using sim::machine;
 using sim::planted;
 
-// What an event waits for; outlives the event while an operation refers to it. Protected by the machine's
-// mutex.
-struct Marks {
-    std::int64_t recorded = 0, completed = 0;
+// One recording of an event; an operation that waits for it keeps it, whatever the event is used for
+// afterwards. Protected by the machine's mutex.
+struct Mark {
+    bool passed = false;
 };
 
 class SimEvent {
   public:
-    std::int64_t number;
-    std::shared_ptr<Marks> marks = std::make_shared<Marks>();
+    std::int64_t number = 0;
+    std::shared_ptr<Mark> mark;  // the last recording, null before the first
 };
 
 namespace {
@@ -216,11 +216,12 @@ simError_t simStreamWaitEvent(simStream_t stream, simEvent_t event, unsigned) {
     if (event == nullptr) return result(simErrorInvalidValue);
     note("wait", stream, event);
     std::unique_lock<std::mutex> lock(machine().mutex);
-    const std::int64_t target = event->marks->recorded;
+    const std::shared_ptr<Mark> mark = event->mark;
     lock.unlock();
-    stream_of(stream).push([marks = event->marks, target] {
+    if (mark == nullptr) return simSuccess;
+    stream_of(stream).push([mark] {
         std::unique_lock<std::mutex> inner(machine().mutex);
-        machine().changed.wait(inner, [&] { return marks->completed >= target; });
+        machine().changed.wait(inner, [&] { return mark->passed; });
     });
     return simSuccess;
 }
@@ -241,11 +242,12 @@ simError_t simEventDestroy(simEvent_t event) {
 simError_t simEventRecord(simEvent_t event, simStream_t stream) {
     note("record", stream, event);
     std::unique_lock<std::mutex> lock(machine().mutex);
-    const std::int64_t mark = ++event->marks->recorded;
+    const auto mark = std::make_shared<Mark>();
+    event->mark = mark;
     lock.unlock();
-    stream_of(stream).push([marks = event->marks, mark] {
+    stream_of(stream).push([mark] {
         std::lock_guard<std::mutex> inner(machine().mutex);
-        marks->completed = std::max(marks->completed, mark);
+        mark->passed = true;
         machine().changed.notify_all();
     });
     return simSuccess;
@@ -253,7 +255,7 @@ simError_t simEventRecord(simEvent_t event, simStream_t stream) {
 
 simError_t simEventQuery(simEvent_t event) {
     std::lock_guard<std::mutex> lock(machine().mutex);
-    return result(event->marks->completed >= event->marks->recorded ? simSuccess : simErrorNotReady);
+    return result(event->mark == nullptr || event->mark->passed ? simSuccess : simErrorNotReady);
 }
 
 simError_t simMalloc(void** memory, std::size_t bytes) {

@@ -17,7 +17,7 @@ from gpu_world import PATIENCE, SMALL, DeviceWorld, all_ok
 import kvoffload
 from kvoffload import native
 from kvoffload.arena import HostArena
-from kvoffload.copying import modes, pinned
+from kvoffload.copying import modes
 from kvoffload.copying.gpu import DeviceOptions, GpuCopyEngine
 from kvoffload.copying.modes import CopyMode, Modes, calibrated, prefer
 from kvoffload.copying.pinned import PinnedArena, device_node, node_cpus
@@ -283,8 +283,3 @@ def test_calibration_ends_in_time(sim, tmp_path, monkeypatch):
     """Once the budget is spent nothing more is measured, and what was not measured is staged."""
     monkeypatch.setattr(modes, "BUDGET_SECONDS", 0.0)
     assert set(modes.measure(sim, 0).values()) == {CopyMode.STAGED}
-
-
-def test_chunks_are_below_what_drivers_refuse():
-    """One registration asks for at most 32 GiB."""
-    assert pinned.CHUNK_BYTES == 32 << 30
