@@ -191,7 +191,7 @@ void bind_runtime(py::module_& m) {
             const int code = gpu::host_register(base, bytes);
             return code == gpu::kOkay ? std::string() : gpu::error_text(code);
         },
-        py::arg("base"), py::arg("bytes"), py::arg("device"), py::call_guard<py::gil_scoped_release>());
+        py::arg("base"), py::arg("nbytes"), py::arg("device"), py::call_guard<py::gil_scoped_release>());
     m.def(
         "host_unregister", [](std::uintptr_t base) { require(gpu::host_unregister(base)); },
         py::call_guard<py::gil_scoped_release>());

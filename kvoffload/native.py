@@ -40,16 +40,25 @@ class CopierClass(Protocol):
     ) -> Copier: ...
 
 
-class DeviceModule(Protocol):
+class PinModule(Protocol):
+    """What page-locking asks of a runtime."""
+
+    def device_info(self, device: int) -> tuple[str, str, int, int]:
+        """(name, PCI address, driver version, runtime version)."""
+
+    def host_register(self, base: int, nbytes: int, device: int) -> str:
+        """Page-lock host memory: "" or why not."""
+
+    def host_unregister(self, base: int) -> None: ...
+
+
+class DeviceModule(PinModule, Protocol):
     """One of the modules _cuda, _hip and _sim. Calls that the runtime refuses raise RuntimeError."""
 
     @property
     def GpuCopier(self) -> CopierClass: ...  # noqa: N802
     def device_count(self) -> tuple[int, str]:
         """(devices, why there are none)."""
-
-    def device_info(self, device: int) -> tuple[str, str, int, int]:
-        """(name, PCI address, driver version, runtime version)."""
 
     def stream_create(self, low_priority: bool = False) -> int: ...
     def stream_destroy(self, stream: int) -> None: ...
@@ -62,10 +71,6 @@ class DeviceModule(Protocol):
     def memory_free(self, address: int) -> None: ...
     def fill(self, address: int, value: int, bytes: int, stream: int) -> None: ...
     def copy(self, to: int, source: int, bytes: int, to_device: bool, stream: int) -> None: ...
-    def host_register(self, base: int, bytes: int, device: int) -> str:
-        """Page-lock host memory: "" or why not."""
-
-    def host_unregister(self, base: int) -> None: ...
 
 
 class SimModule(DeviceModule, Protocol):

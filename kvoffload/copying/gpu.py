@@ -95,12 +95,12 @@ class GpuCopyEngine(CopyEngine):
         )
 
     def submit(self, copies: Copies, direction: Direction, after: object) -> int:
-        point = _point(after)
+        point = checked_point(after)
         return self._native().submit(copies, direction is Direction.TO_DEVICE, point.event, point.stream)
 
     def submit_layers(self, copies: Copies, after: object, layers: Sequence[int]) -> int:
         """A load whose layers can be waited for one by one. layers: the layer of each region of the one group."""
-        return self._native().submit_layers(copies, _point(after).event, layers)
+        return self._native().submit_layers(copies, checked_point(after).event, layers)
 
     def wait_layer(self, handle: int, layer: int, stream: int) -> None:
         """Later work of `stream` waits until the layer is loaded; the calling thread does not."""
@@ -139,8 +139,8 @@ class GpuCopyEngine(CopyEngine):
         return self._copier
 
 
-def _point(after: object) -> StreamPoint:
-    """Checked: a device copy without an event to wait for would read or write too early."""
+def checked_point(after: object) -> StreamPoint:
+    """`after` itself: a device copy without an event to wait for would read or write too early."""
     if not isinstance(after, StreamPoint) or not after.event:
         raise ValueError(f"a device copy needs a StreamPoint with the event after which it may start, not {after!r}")
     return after

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvoffload.arena import HostArena, available_host_bytes
-from kvoffload.native import DeviceModule
+from kvoffload.native import PinModule
 
 CHUNK_BYTES = 32 << 30
 """Registered in one call: drivers refuse single calls from some size on (512 GiB seen refused, 64 GiB taken)."""
@@ -28,7 +28,7 @@ class PinnedArena:
 
     def __init__(
         self,
-        module: DeviceModule,
+        module: PinModule,
         device: int,
         arena: HostArena,
         on_pinned: Callable[[int, int], None],
