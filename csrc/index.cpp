@@ -192,7 +192,7 @@ std::uint32_t Index::idle_slab(int tier, const Newcomer& x, const Chain& chain, 
         for (std::uint32_t i = 0; i < slabs.size(); ++i) {
             if (slabs[i].owner < 0 || slabs[i].owner == static_cast<std::int32_t>(x.group) || blocked[i])
                 continue;
-            if (slabs[i].last_use >= limit) continue;
+            if (slabs[i].used == 0 || slabs[i].last_use >= limit || !arenas_[tier].can_empty(i)) continue;
             if (best == kNone || slabs[i].last_use < slabs[best].last_use) best = i;
         }
         if (best == kNone || slab_is_free_to_go(tier, best, x, chain)) return best;
@@ -211,9 +211,7 @@ void Index::empty_slab(int tier, std::uint32_t slab) {
 }
 
 bool Index::slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain) const {
-    const SlabArena& arena = arenas_[tier];
-    const SlabArena::Slab& s = arena.slabs()[slab];
-    if (!arena.can_empty(slab)) return false;
+    const SlabArena::Slab& s = arenas_[tier].slabs()[slab];
     for (std::uint32_t i = 0; i < s.slots; ++i) {
         if (s.free.test(i)) continue;
         const Entry& e = pool_[s.entries[i]];

@@ -211,7 +211,6 @@ void Index::lose_disk(std::uint32_t id) {
 
 bool Index::ready(BlockCopy* copies, std::size_t n) {
     check_copies(copies, n, kEndsLoad);
-    restart_batch();
     bool waits = false;
     for (std::size_t i = 0; i < n; ++i) {
         if (copies[i].flags & kCopyWait) waits |= settle_wait(copies[i]);
@@ -226,7 +225,7 @@ bool Index::settle_wait(BlockCopy& c) {
     if (!e.has(kDoomed) && (busy || e.has(kHostValid))) c.host = e.slot[kHost];
     if (busy && (e.has(kPending) || !on_disk(e))) return true;
     if (!e.has(kDoomed) && !e.has(kHostValid) && on_disk(e)) {
-        order_.begin_batch();
+        restart_batch();
         if (!busy && make_room(kHost, Newcomer{e.segment, order_.end(e), e.group}, Chain{})) {
             take_slot(c.entry, kHost, kHostBusy);
             set_bits(e, kPending, 0);

@@ -225,7 +225,7 @@ CopyList Index::next_writes(std::uint64_t limit) {
         const std::uint32_t id = pop_write();
         if (id == kNone) break;
         const Entry& e = pool_[id];
-        if (e.segment != segment) order_.begin_batch();  // a scan holds for one segment's newcomers
+        if (e.segment != segment) restart_batch();  // a scan holds for one segment's newcomers
         segment = e.segment;
         if (make_room(kDisk, Newcomer{segment, order_.end(e), e.group}, Chain{})) {
             chosen.push_back(id);

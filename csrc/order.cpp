@@ -64,12 +64,11 @@ void Order::touch(std::uint32_t segment, std::uint32_t blocks) {
 void Order::link(std::uint32_t segment, std::uint32_t id, std::uint32_t& hint) {
     Segment& s = segments_[segment];
     Entry& e = pool_[id];
-    const std::uint64_t at = position(e);
     std::uint32_t before = s.tail;
-    if (before != kNone && position(pool_[before]) > at) {
-        before = hint != kNone && position(pool_[hint]) <= at ? hint : kNone;
+    if (before != kNone && goes_before(id, before)) {
+        before = hint != kNone && goes_before(hint, id) ? hint : kNone;
         std::uint32_t next = before == kNone ? s.head : pool_[before].next;
-        while (next != kNone && position(pool_[next]) <= at) {
+        while (next != kNone && goes_before(next, id)) {
             before = next;
             next = pool_[next].next;
         }
@@ -104,7 +103,7 @@ void Order::unlink(std::uint32_t id) {
 void Order::gained(std::uint32_t id, int tier) {
     const Entry& e = pool_[id];
     Tail& t = tails_[cell(e.segment, e.group, tier)];
-    if (t.count++ == 0 || pool_[t.tail].depth < e.depth) t.tail = id;
+    if (t.count++ == 0 || goes_before(t.tail, id)) t.tail = id;
     if (segments_[e.segment].resident[tier]++ == 0) policies_[tier]->on_resident(e.segment, true);
 }
 

@@ -85,6 +85,11 @@ class Order {
     const Policy& policy(int tier) const { return *policies_[tier]; }
     std::uint32_t end(const Entry& e) const { return (e.depth + 1) * multiples_[e.group]; }
     std::uint64_t position(const Entry& e) const { return static_cast<std::uint64_t>(end(e)) << 8 | e.group; }
+    // The order of a segment's list: by position, then by id (a request whose tokens changed has two blocks at one).
+    bool goes_before(std::uint32_t a, std::uint32_t b) const {
+        const std::uint64_t pa = position(pool_[a]), pb = position(pool_[b]);
+        return pa != pb ? pa < pb : a < b;
+    }
     // Block lies on the chain and ends at or before x: dropping it would cut x off from its start.
     bool own_prefix(const Entry& e, const Newcomer& x, const Chain& chain) const;
     std::size_t memory_bytes() const;

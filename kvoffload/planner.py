@@ -66,13 +66,13 @@ class Planner:
         self._ranks = ranks
         self._exact = exact or ExactSlots()
         self._inventories: dict[int, Inventory] = {}
-        self._requests = LiveRequests(layout)
+        self.requests = LiveRequests(layout)
         self._inflight = InFlight(ranks)
         self._cancels: list[int] = []
         self._finished: list[Finished] = []
         self._geometry: Geometry | None = None
         self._reset_disk = False
-        self._disk_ok = [True] * ranks
+        self._disk_ok = dict.fromkeys(range(ranks), True)
         self._now = 0.0
         self._tiers: _Tiers | None = None
 
@@ -93,28 +93,9 @@ class Planner:
         if len(self._inventories) == self._ranks:
             found = [self._inventories[r] for r in range(self._ranks)]
             self._geometry = agree(found)
-            self._tiers = self._open_tiers(self._geometry)
+            self._tiers = _open_tiers(self, self._geometry, self._exact, self._inflight)
             self.counters.add("restored", self._tiers.index.restore(common_records(found)))
-            self._requests.open(self._tiers.index)
-
-    def _open_tiers(self, geometry: Geometry) -> _Tiers:
-        layout, config = self.layout, self.config
-        index = Index(
-            [(int(g.kind), m, g.lookback) for g, m in zip(layout.groups, layout.multiples, strict=True)],
-            layout.base_tokens,
-            geometry.slots_per_slab,
-            geometry.host_slabs,
-            geometry.transit_slabs,
-            geometry.disk_slabs,
-            host_slots=self._exact.host,
-            transit_slots=self._exact.transit,
-            disk_slots=self._exact.disk,
-            host_policy=config.host_policy,
-            disk_policy=config.disk_policy,
-        )
-        budget = WriteBudget(config.disk_write_budget)
-        stores = Stores(layout, index, self._inflight, self.counters, budget)
-        return _Tiers(index, stores, Loads(layout, index, self._inflight, self.counters))
+            self.requests.open(self._tiers.index)
 
     @property
     def ready(self) -> bool:
@@ -125,7 +106,7 @@ class Planner:
 
     def match(self, request: RequestInfo, chain: ChainLike, *, computed: int = 0) -> Match:
         """What could be restored beyond `computed` tokens. Pins nothing; cheap to ask every step."""
-        state = self._requests.get_or_make(request, chain, self._now)
+        state = self.requests.get_or_make(request, chain, self._now)
         state.computed = computed
         if state.matcher is None:
             return Match(computed, computed, 0, 0, False)
@@ -140,7 +121,7 @@ class Planner:
         """Begin loading tokens [computed of the last match, boundary) into `pages`; blocks without a page are left
         out. What is no longer there shortens the load: see LoadPlan. The pages belong to the load until it has
         Finished, also after an abort."""
-        state = self._requests.get_or_make(request, chain, self._now)
+        state = self.requests.get_or_make(request, chain, self._now)
         best = restorable(state, boundary)
         if self._tiers is None or best <= state.computed:
             return LoadPlan(0, state.computed, 0, max(0, boundary - state.computed))
@@ -149,7 +130,7 @@ class Planner:
 
     def prefetch(self, request: RequestInfo, chain: ChainLike, deadline: float) -> int:
         """Bring what disk holds of the restorable prefix into host before it is asked for; the job's id or 0."""
-        state = self._requests.get_or_make(request, chain, self._now)
+        state = self.requests.get_or_make(request, chain, self._now)
         best = restorable(state, len(chain.keys) * self.layout.base_tokens)
         if self._tiers is None or best <= state.computed:
             return 0
@@ -161,7 +142,7 @@ class Planner:
         The first offer of a request walks from block 0, later ones from the cursor. The pages named by the job
         belong to it until it has Finished.
         """
-        state = self._requests.get_or_make(request, chain, self._now)
+        state = self.requests.get_or_make(request, chain, self._now)
         if self._tiers is None:
             return Offer(0, 0, 0, False)
         computed = min(computed, len(chain.keys) * self.layout.base_tokens)
@@ -171,10 +152,10 @@ class Planner:
     def preempt(self, request_id: RequestId) -> tuple[int, ...]:
         """The engine takes the request's pages away: its cursors go back to 0. Returns the ids of the running jobs
         that still touch its pages."""
-        state = self._requests.get(request_id)
+        state = self.requests.get(request_id)
         if state is None:
             return ()
-        state.cursors = self._requests.cursors()
+        state.cursors = self.requests.cursors()
         state.computed = 0
         return tuple(sorted(state.jobs))
 
@@ -182,7 +163,7 @@ class Planner:
         """The request has ended (also: "abort"). Returns the ids of the running jobs that still touch its pages;
         they end on their own, and the pages must stay until then. An unknown request is fine."""
         self._now = max(self._now, now)
-        state = self._requests.pop(request_id)
+        state = self.requests.pop(request_id)
         if state is None:
             return ()
         if self._tiers is not None:
@@ -225,7 +206,7 @@ class Planner:
         if self._tiers is None:
             return []
         for outcome in outcomes:
-            if self._disk_ok[outcome.rank] is not outcome.disk_ok:
+            if self._disk_ok.get(outcome.rank, outcome.disk_ok) is not outcome.disk_ok:
                 self._note_health(outcome, self._tiers.index)
             running = self._inflight.report(outcome)
             if running is None:
@@ -233,15 +214,16 @@ class Planner:
             if running.load:
                 self._finished += self._tiers.loads.ended(running)
             else:
-                self._finished += self._tiers.stores.ended(running, self._deadline, self._requests)
+                self._finished += self._tiers.stores.ended(running, self._deadline, self.requests)
         self._finished += self._tiers.loads.advance(self._now)
+        self._tiers.stores.plan_writes(self._now, self._deadline)
         finished, self._finished = self._finished, []
         return finished
 
     def _note_health(self, outcome: Outcome, index: Index) -> None:
-        before = all(self._disk_ok)
+        before = all(self._disk_ok.values())
         self._disk_ok[outcome.rank] = outcome.disk_ok
-        after = all(self._disk_ok)
+        after = all(self._disk_ok.values())
         if before is not after:
             index.set_online(DISK, after)
             self.counters.add("disk_back" if after else "disk_lost")
@@ -259,7 +241,7 @@ class Planner:
             if self._tiers is not None:
                 self._tiers.index.reset(HOST if tier == "host" else DISK)
                 self._reset_disk |= tier == "disk"
-        self._requests.rewind_all()
+        self.requests.rewind_all()
 
     @property
     def idle(self) -> bool:
@@ -275,7 +257,8 @@ class Planner:
         """Slots of all tiers that a job holds."""
         if self._tiers is None:
             return 0
-        return sum(int(self._tiers.index.usage(tier)["pinned"]) for tier in (HOST, DISK))
+        index = self._tiers.index
+        return sum(int(row["pinned"]) for tier in (HOST, DISK) for row in index.usage(tier)["groups"])
 
     def check_integrity(self) -> None:
         """Raises RuntimeError naming the first invariant of the index that does not hold."""
@@ -293,10 +276,28 @@ class Planner:
 
     def stats(self) -> Stats:
         """Counters since start, and gauges of now."""
-        slots = {g.slot_bytes for g in self.layout.groups}
         return Stats.collect(
             self.counters,
             None if self._tiers is None else self._tiers.index,
-            slot_bytes=slots.pop() * self._ranks if len(slots) == 1 else 0,
-            config=self.config.effective(),
+            [g.slot_bytes * self._ranks for g in self.layout.groups],
+            self.config.effective(),
         )
+
+
+def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, inflight: InFlight) -> _Tiers:
+    layout, config, counters = planner.layout, planner.config, planner.counters
+    index = Index(
+        [(int(g.kind), m, g.lookback) for g, m in zip(layout.groups, layout.multiples, strict=True)],
+        layout.base_tokens,
+        geometry.slots_per_slab,
+        geometry.host_slabs,
+        geometry.transit_slabs,
+        geometry.disk_slabs,
+        host_slots=exact.host,
+        transit_slots=exact.transit,
+        disk_slots=exact.disk,
+        host_policy=config.host_policy,
+        disk_policy=config.disk_policy,
+    )
+    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget))
+    return _Tiers(index, stores, Loads(layout, index, inflight, counters))
