@@ -16,6 +16,7 @@ from kvoffload.messages import Status
 from kvoffload.testing.blocks import make_copies, make_key, make_layout, payload
 
 PATIENCE = 60.0
+DEFAULT = DeviceOptions()
 SMALL = DeviceOptions(chunk=256 << 10, store_staging=8 << 20, load_staging=1 << 20)
 """Staging small enough that tests go round the rings."""
 
@@ -166,3 +167,61 @@ def shuffled(count, seed=0):
 
 def all_ok(status):
     return bool((status == Status.OK).all())
+
+
+class MirroredEngine(CopyEngine):
+    """Device pages behind an engine whose tests keep their pages in host memory: the pool lies on the device.
+
+    A store first takes the pages that the test has painted to the device, as the forward pass would have written them
+    there; a load's pages come back to the test's memory before its outcome is reported.
+    """
+
+    def __init__(self, module, mode="auto", options=DEFAULT):
+        self._module = module
+        self._inner = EventedEngine(GpuCopyEngine(module, 0, mode, options), module)
+        self._mirrors, self._loads = [], {}
+
+    def register(self, layout, pools, arena):
+        mirrored = []
+        for pool in pools:
+            made = [
+                Region(self._module.memory_allocate(max(r.stride * r.pages, 1)), r.stride, r.page_bytes, r.pages)
+                for r in pool
+            ]
+            mirrored.append(tuple(made))
+        self._mirrors = list(zip(pools, mirrored, strict=True))
+        self._inner.register(layout, tuple(mirrored), arena)
+
+    def _move(self, copies, to_device):
+        stream = self._inner.stream
+        for copy in copies[copies["page"] >= 0]:
+            for host, device in zip(*self._mirrors[copy["group"]], strict=True):
+                here, there = (r.base + int(copy["page"]) * r.stride for r in (host, device))
+                pair = (there, here) if to_device else (here, there)
+                self._module.copy(*pair, host.page_bytes, to_device, stream)
+        self._module.stream_synchronize(stream)
+
+    def submit(self, copies, direction, after):
+        if direction is Direction.TO_HOST:
+            self._move(copies, True)
+        handle = self._inner.submit(copies, direction, None)
+        if direction is Direction.TO_DEVICE:
+            self._loads[handle] = copies
+        return handle
+
+    def query(self, handle):
+        status = self._inner.query(handle)
+        copies = self._loads.pop(handle, None) if status is not None else None
+        if copies is not None:
+            self._move(copies[status == Status.OK], False)
+        return status
+
+    def wait(self, handle, timeout):
+        return self._inner.wait(handle, timeout)
+
+    def close(self):
+        self._inner.close()
+        for _, mirrored in self._mirrors:
+            for region in mirrored:
+                self._module.memory_free(region.base)
+        self._mirrors = []
