@@ -16,11 +16,21 @@ from pathlib import Path
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
-GPU_ONLY = {"bind_gpu.cpp", "gpu_copier.cpp", "gpu_issue.cpp", "gpu_plan.cpp", "sim_runtime.cpp", "sim_control.cpp"}
+GPU_ONLY = {
+    "bind_gpu.cpp",
+    "gpu_copier.cpp",
+    "gpu_issue.cpp",
+    "gpu_plan.cpp",
+    "sim_runtime.cpp",
+    "sim_control.cpp",
+}
 CORE = sorted(str(p) for p in Path("csrc").glob("*.cpp") if p.name not in GPU_ONLY)
-GPU = ["csrc/gpu.cu", *(f"csrc/{n}.cpp" for n in ("gpu_plan", "gpu_copier", "gpu_issue", "bind_gpu", "thread_pool"))]
+GPU = [
+    "csrc/gpu.cu",
+    *(f"csrc/{n}.cpp" for n in ("gpu_plan", "gpu_copier", "gpu_issue", "bind_gpu", "thread_pool")),
+]
 SIM = ["csrc/sim_runtime.cpp", "csrc/sim_control.cpp"]
-FLAGS = "-O3 -std=c++17 -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter -pthread".split()
+FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"]
 CUDA_ARCHS = "80 86 89 90 100 120"
 
 
@@ -72,7 +82,16 @@ def hip_command(hipcc: str) -> list[str]:
     archs = os.environ.get("KVOFFLOAD_HIP_ARCHS", "gfx90a gfx942 gfx1100").split()
     os.environ["HIP_PLATFORM"] = "amd"  # Debian's hipcc turns to nvcc where both are installed
     return [
-        *(hipcc, "-x", "hip", "-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-D__HIP_PLATFORM_AMD__=1"),
+        *(
+            hipcc,
+            "-x",
+            "hip",
+            "-O3",
+            "-std=c++17",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-D__HIP_PLATFORM_AMD__=1",
+        ),
         *(f"--offload-arch={a}" for a in archs),
     ]
 
@@ -86,7 +105,7 @@ class BuildExtensions(build_ext):
         if ".cu" not in compiler.src_extensions:
             compiler.src_extensions.append(".cu")
 
-        def compile_one(obj, src, suffix, cc_args, extra, pp_opts):  # noqa: ANN001, ANN202, PLR0913
+        def compile_one(obj, src, suffix, cc_args, extra, pp_opts):  # noqa: ANN001, ANN202
             if suffix != ".cu":
                 plain(obj, src, suffix, cc_args, extra, pp_opts)
                 return
@@ -132,16 +151,22 @@ def modules() -> list[Extension]:
 
 def cuda_libraries(nvcc: str) -> list[str]:
     """Linking the runtime statically: the module then imports without any CUDA library."""
-    dry = subprocess.run([nvcc, "--dryrun", "-c", "csrc/gpu.cu"], capture_output=True, text=True, check=False).stderr
+    dry = subprocess.run(
+        [nvcc, "--dryrun", "-c", "csrc/gpu.cu"], capture_output=True, text=True, check=False
+    ).stderr
     tops = [line.split("=", 1)[1].strip() for line in dry.splitlines() if line.startswith("#$ TOP=")]
     roots = [Path(t) for t in tops] or [Path(nvcc).resolve().parents[1]]
-    folders = [r / d for r in roots for d in ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")]
+    folders = [
+        r / d for r in roots for d in ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")
+    ]
     paths = [f"-L{f.resolve()}" for f in folders if (f / "libcudart_static.a").exists()]
-    return [*paths, "-lcudart_static", "-lrt", "-ldl", "-Wl,--exclude-libs,ALL"]
+    return [*dict.fromkeys(paths), "-lcudart_static", "-lrt", "-ldl", "-Wl,--exclude-libs,ALL"]
 
 
 COMMANDS: dict[str, list[str] | None] = {}
 PYBIND11 = pybind11_include()
+if "-g" not in os.environ.get("CFLAGS", "") + os.environ.get("CXXFLAGS", ""):
+    FLAGS.append("-g0")  # Python's own flags ask for debug information, twenty times the size
 
 setup(
     package_dir={"kvoffload": "kvoffload", "kvoffload.connectors": "connectors"},

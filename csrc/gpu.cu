@@ -1,4 +1,6 @@
 // The device runtime behind gpu.h: CUDA by nvcc, HIP by hipcc or clang, the simulation by g++.
+#include <vector>
+
 #include "gpu.h"
 #include "kernels.h"
 

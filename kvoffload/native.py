@@ -98,7 +98,7 @@ class Found:
 def load(name: str) -> Found:
     """Import one of "_cuda", "_hip", "_sim" and count its devices. Never raises."""
     try:
-        module = cast(DeviceModule, importlib.import_module(f"kvoffload.{name}"))
+        module = cast("DeviceModule", importlib.import_module(f"kvoffload.{name}"))
     except ImportError as error:
         return Found(name, None, 0, str(error))
     devices, reason = module.device_count()
@@ -121,4 +121,4 @@ def device_module() -> Found:
 
 def simulation() -> SimModule:
     """The simulated runtime. Raises ImportError where it was not built."""
-    return cast(SimModule, importlib.import_module("kvoffload._sim"))
+    return cast("SimModule", importlib.import_module("kvoffload._sim"))

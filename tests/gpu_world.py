@@ -86,7 +86,9 @@ class EventedEngine(CopyEngine):
 class DeviceWorld:
     """One group whose blocks are painted, an arena, and an evented engine, on the simulation unless told otherwise."""
 
-    def __init__(self, page_bytes=(4096, 4096), mode="staged", pages=64, options=SMALL, slabs=2, gap=0, module=None):
+    def __init__(
+        self, page_bytes=(4096, 4096), mode="staged", pages=64, options=SMALL, slabs=2, gap=0, module=None
+    ):
         self.module = module or native.simulation()
         self.sizes = tuple(page_bytes)
         self.pages = pages
@@ -185,7 +187,9 @@ class MirroredEngine(CopyEngine):
         mirrored = []
         for pool in pools:
             made = [
-                Region(self._module.memory_allocate(max(r.stride * r.pages, 1)), r.stride, r.page_bytes, r.pages)
+                Region(
+                    self._module.memory_allocate(max(r.stride * r.pages, 1)), r.stride, r.page_bytes, r.pages
+                )
                 for r in pool
             ]
             mirrored.append(tuple(made))

@@ -100,7 +100,9 @@ def test_copy_01_regions_that_alias():
         base = world.regions[0].base
         layout = make_layout(4096, 8192)
         arena = HostArena(4 << 20, 2, layout)
-        world.engine.register(layout, ((Region(base, 4096, 4096, 32),), (Region(base, 8192, 8192, 16),)), arena)
+        world.engine.register(
+            layout, ((Region(base, 4096, 4096, 32),), (Region(base, 8192, 8192, 16),)), arena
+        )
         for page in range(32):
             world.paint(page, page)
         copies = world.copies([3, 2], [1, 0])

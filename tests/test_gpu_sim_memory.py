@@ -61,13 +61,19 @@ def test_mem_01_chunks_end_on_slab_borders(sim):
 
 
 def test_mem_09_a_refused_pin_is_explained_once(sim, caplog):
-    """MEM-09: a refused pin says bytes asked, bytes locked, what the machine has and the knob, and is not tried again."""
+    """MEM-09: a refused pin says bytes asked, bytes locked, memory there is and the knob, and is final."""
     sim.plant("register_total", 8 * MIB)
     arena = HostArena(4 * MIB, 5, make_layout(4096))
     locked, ranges = lock(sim, arena)
     assert len(ranges) == 2
     assert len([o for o in sim.operations() if o[0] == "register"]) == 3
-    for part in (f"{4 * MIB} bytes", f"{8 * MIB} of {20 * MIB} bytes", "available", "ulimit -l", "host_bytes"):
+    for part in (
+        f"{4 * MIB} bytes",
+        f"{8 * MIB} of {20 * MIB} bytes",
+        "available",
+        "ulimit -l",
+        "host_bytes",
+    ):
         assert part in locked.message
     assert [r.message for r in caplog.records] == [locked.message]
     locked.close()
@@ -77,7 +83,9 @@ def test_mem_09_a_refused_pin_is_explained_once(sim, caplog):
 def test_mem_09_copies_go_on_and_later_pins_work(sim):
     """MEM-09: with part of the arena not locked all copies are exact; the refusal leaves nothing behind for others."""
     sim.plant("register_total", 4 * MIB)
-    with DeviceWorld(page_bytes=(1 * MIB,), pages=8, options=DeviceOptions(pin_chunk=1, store_staging=16 * MIB)) as world:
+    with DeviceWorld(
+        page_bytes=(1 * MIB,), pages=8, options=DeviceOptions(pin_chunk=1, store_staging=16 * MIB)
+    ) as world:
         assert world.copier.stats()["pinned_bytes"] == 4 * MIB
         for page in range(8):
             world.paint(page, page)
@@ -224,7 +232,7 @@ def test_any_failure_to_count_devices_is_no_device(sim, error):
 
 
 def test_copy_11_modules_import_without_a_driver():
-    """COPY-11: a device module that was built imports where no driver is, and says how many devices there are, or why none."""
+    """COPY-11: a device module that was built imports without a driver and counts its devices, or says why not."""
     found = {f.name: f for f in native.device_modules()}
     assert set(found) == {"_cuda", "_hip"}
     for one in found.values():
@@ -257,7 +265,7 @@ def test_modes_by_page_size():
 
 
 def test_the_simpler_mode_wins_a_draw():
-    """DMA is taken when it is about as fast as the best, a kernel only when it is clearly faster; half a measurement is none."""
+    """DMA is taken when about as fast as the best, a kernel only when clearly faster; half a measurement is none."""
     dma, staged, kernel = CopyMode.DMA, CopyMode.STAGED, CopyMode.KERNEL
     assert prefer({dma: 98, staged: 100, kernel: 100}) is dma
     assert prefer({dma: 50, staged: 98, kernel: 100}) is staged

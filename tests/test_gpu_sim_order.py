@@ -28,14 +28,14 @@ def sim():
 
 
 def producer(world, pages, value):
-    """A point of another stream than the engine's, behind a slow overwrite of the pages."""
+    """(a point of another stream than the engine's, behind a slow overwrite of the pages; that stream)."""
     stream, event = world.module.stream_create(), world.module.event_create()
     for page in pages:
         for region in world.regions:
             address = region.base + page * region.stride
             world.module.fill(address, value, region.page_bytes, stream)
     world.module.event_record(event, stream)
-    return StreamPoint(event, world.stream)
+    return StreamPoint(event, world.stream), stream
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -44,7 +44,7 @@ def test_order_01_store_reads_after_its_producer(sim, mode):
     with DeviceWorld(mode=mode) as world:
         for turn in range(12):
             sim.plant("kernel_delay_us", SLOW_US if turn < 3 else 0)
-            point = producer(world, range(4), turn + 1)
+            point, _ = producer(world, range(4), turn + 1)
             sim.plant("kernel_delay_us", SLOW_US if turn < 3 else 0)
             status = world.run(world.copies(range(4), range(4)), Direction.TO_HOST, point)
             assert all_ok(status)
@@ -56,7 +56,7 @@ def test_order_01_store_reads_after_its_producer(sim, mode):
 def test_order_01_record_shows_the_wait_first(sim, mode):
     """ORDER-01: the producer's event is waited for before the first read of a source, and sources are read in order."""
     with DeviceWorld(mode=mode) as world:
-        point = producer(world, range(4), 1)
+        point, _ = producer(world, range(4), 1)
         number = sim.number(point.event)
         sim.forget_operations()
         world.run(world.copies(range(4), range(4)), Direction.TO_HOST, point)
@@ -77,8 +77,9 @@ def test_order_01_load_writes_after_the_last_reader(sim, mode):
         for slot in range(4):
             world.set_slot(slot, slot)
         sim.plant("kernel_delay_us", SLOW_US)
-        point = producer(world, range(4), 0xEE)
+        point, last_reader = producer(world, range(4), 0xEE)
         assert all_ok(world.run(world.copies(range(4), range(4)), Direction.TO_DEVICE, point))
+        world.module.stream_synchronize(last_reader)
         assert [world.page(p) for p in range(4)] == [world.content(p) for p in range(4)]
 
 
@@ -166,7 +167,9 @@ def test_no_call_of_the_engine_thread_waits(sim, mode, pinned):
         assert mine
         assert not [o for o in mine if o[6] or o[0] == "synchronize"]
         if not pinned:
-            assert any(o[6] for o in sim.operations()), "memory that is not pinned blocks the copier's own threads"
+            assert any(o[6] for o in sim.operations()), (
+                "memory that is not pinned blocks the copier's own threads"
+            )
 
 
 def test_a_layer_can_be_used_before_the_load_ends(sim):

@@ -7,7 +7,9 @@ from gpu_world import SparseMemory
 
 from kvoffload.testing.copy_suite import CopySuite
 
-copying = pytest.importorskip("kvoffload.copying.torch", reason="torch is not installed", exc_type=ImportError)
+copying = pytest.importorskip(
+    "kvoffload.copying.torch", reason="torch is not installed", exc_type=ImportError
+)
 
 
 class TestTorch(CopySuite):

@@ -63,7 +63,9 @@ class CopyRow:
 class Stage:
     """Pages on the device and page-locked slots for one fragment size; half of both for each direction."""
 
-    def __init__(self, module: DeviceModule, device: int, fragment: int, nbytes: int, merged: bool = False) -> None:
+    def __init__(
+        self, module: DeviceModule, device: int, fragment: int, nbytes: int, merged: bool = False
+    ) -> None:
         """nbytes: moved in each direction by one measurement. merged: one region, pages in order."""
         self.module = module
         self.device = device
@@ -127,7 +129,8 @@ class Copier:
         self.stage = stage
         total = 2 * stage.blocks * stage.fragment
         pool = [
-            (stage.pages + n * total, stage.fragment, stage.fragment, 2 * stage.blocks) for n in range(stage.regions)
+            (stage.pages + n * total, stage.fragment, stage.fragment, 2 * stage.blocks)
+            for n in range(stage.regions)
         ]
         space = (stage.arena.slab_bytes, stage.arena.slabs, [stage.slot_bytes])
         staging = stage.blocks * stage.slot_bytes + (32 << 20)
@@ -144,7 +147,8 @@ class Copier:
         begin = time.perf_counter()
         module.event_record(stage.event, stage.streams[0])
         handles = [
-            self.native.submit(jobs[d], d == Direction.TO_DEVICE, stage.event, stage.streams[0]) for d in directions
+            self.native.submit(jobs[d], d == Direction.TO_DEVICE, stage.event, stage.streams[0])
+            for d in directions
         ]
         for handle in handles:
             self.native.wait(handle, PATIENCE)
@@ -218,7 +222,9 @@ def _medians(
 
 def table(rows: Sequence[CopyRow]) -> str:
     """The rows as text."""
-    lines = [f"{'fragment':>9} {'direction':<18} {'mode':<7} {'GB/s':>7} {'large':>7} {'ratio':>6} {'CPU/frag':>9}  target"]
+    lines = [
+        f"{'fragment':>9} {'direction':<18} {'mode':<7} {'GB/s':>7} {'large':>7} {'ratio':>6} {'CPU/frag':>9}  target"
+    ]
     for row in rows:
         size = f"{row.fragment >> 10} KiB" if row.fragment < 1 << 20 else f"{row.fragment >> 20} MiB"
         verdict = "" if not row.target else f"{row.target} {'reached' if row.reached else 'MISSED'}"
@@ -235,7 +241,9 @@ def plot(rows: Sequence[CopyRow], path: Path) -> None:
 
     directions = sorted({r.direction for r in rows if "merged" not in r.direction})
     figure = Figure(figsize=(4 * len(directions), 3.2), layout="constrained")
-    for axis, direction in zip(figure.subplots(1, len(directions), squeeze=False)[0], directions, strict=True):
+    for axis, direction in zip(
+        figure.subplots(1, len(directions), squeeze=False)[0], directions, strict=True
+    ):
         mine = [r for r in rows if r.direction == direction]
         for mode in sorted({r.mode for r in mine}):
             line = [(r.fragment, r.rate / 1e9) for r in mine if r.mode == mode]
@@ -250,11 +258,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 1 where a target is missed on a real device."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fragments", type=int, nargs="+", default=list(FRAGMENTS), help="bytes")
-    parser.add_argument("--bytes", type=int, default=256 << 20, help="moved in each direction per measurement")
+    parser.add_argument(
+        "--bytes", type=int, default=256 << 20, help="moved in each direction per measurement"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--plot", type=Path, help="file for a picture (needs matplotlib)")
-    parser.add_argument("--simulate", action="store_true", help="on the simulated runtime: shows nothing but that it runs")
+    parser.add_argument(
+        "--simulate", action="store_true", help="on the simulated runtime: shows nothing but that it runs"
+    )
     given = parser.parse_args(arguments)
     found = device_module()
     module = simulation() if given.simulate else found.module

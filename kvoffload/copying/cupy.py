@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import cupy
@@ -66,7 +67,9 @@ class CupyCopyEngine(CopyEngine):
     def __init__(self, device: int = 0) -> None:
         self.device = cupy.cuda.Device(device)
         with self.device:
-            self._kernel = cupy.RawModule(code=kernel_text(), options=("-std=c++17",)).get_function("kvoffload_copy")
+            self._kernel = cupy.RawModule(code=kernel_text(), options=("-std=c++17",)).get_function(
+                "kvoffload_copy"
+            )
             self._streams = {d: cupy.cuda.Stream(non_blocking=True) for d in Direction}
         self._world: tuple[Layout, Pools, HostArena] | None = None
         self._pieces: list[Any] = []
@@ -80,7 +83,12 @@ class CupyCopyEngine(CopyEngine):
 
     def device_info(self, device: int) -> tuple[str, str, int, int]:
         name = runtime.getDeviceProperties(device)["name"].decode()
-        return name, runtime.deviceGetPCIBusId(device), runtime.driverGetVersion(), runtime.runtimeGetVersion()
+        return (
+            name,
+            runtime.deviceGetPCIBusId(device),
+            runtime.driverGetVersion(),
+            runtime.runtimeGetVersion(),
+        )
 
     def host_register(self, base: int, nbytes: int, device: int) -> str:
         try:
@@ -167,7 +175,9 @@ class CupyCopyEngine(CopyEngine):
                 if self._staged + nbytes > STAGING_BYTES:
                     job.status[placed.index[begin:]] = Status.NOT_DONE
                     return
-                self._store(job, placed.group, (offsets, items), group, cupy.cuda.ExternalStream(point.stream))
+                self._store(
+                    job, placed.group, (offsets, items), group, cupy.cuda.ExternalStream(point.stream)
+                )
             else:
                 stream = self._streams[direction]
                 self._copy_runs(offsets, group, self._buffer.ptr, direction)
@@ -200,7 +210,14 @@ class CupyCopyEngine(CopyEngine):
             pieces = self._pieces[number]
             count = len(pieces) // PIECE.itemsize
             blocks = min(BLOCKS, -(-len(items) * count * 32 // THREADS))
-            arguments = (pieces, np.int32(count), np.int32(len(items)), np.int32(direction), np.uint64(staging), table)
+            arguments = (
+                pieces,
+                np.int32(count),
+                np.int32(len(items)),
+                np.int32(direction),
+                np.uint64(staging),
+                table,
+            )
             self._kernel((blocks,), (THREADS,), arguments)
         job.keep += [pinned, table]
 
@@ -211,7 +228,7 @@ class CupyCopyEngine(CopyEngine):
         breaks = (np.diff(offsets) != group.slot_bytes) | (np.diff(offsets // arena.slab_bytes) != 0)
         begins = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(offsets)]
         stream = self._streams[direction].ptr
-        for first, last in zip(begins[:-1], begins[1:], strict=True):
+        for first, last in pairwise(begins):
             nbytes = (last - first - 1) * group.slot_bytes + group.block_bytes
             host, device = arena.base + int(offsets[first]), staging + first * group.slot_bytes
             if direction is Direction.TO_HOST:

@@ -58,7 +58,7 @@ class GpuCopyEngine(CopyEngine):
         module: DeviceModule | None = None,
         device: int = 0,
         mode: str = "auto",
-        options: DeviceOptions = DeviceOptions(),  # noqa: B008
+        options: DeviceOptions = DeviceOptions(),
     ) -> None:
         """module: None = the first runtime that has a device; ConfigError with the reasons where none has."""
         if module is None:
@@ -75,7 +75,9 @@ class GpuCopyEngine(CopyEngine):
 
     def register(self, layout: Layout, pools: Pools, arena: HostArena) -> None:
         if len(pools) != len(layout.groups):
-            raise LayoutError(f"{len(pools)} pools for {len(layout.groups)} groups; give one (or ()) per group")
+            raise LayoutError(
+                f"{len(pools)} pools for {len(layout.groups)} groups; give one (or ()) per group"
+            )
         for group, regions in zip(layout.groups, pools, strict=True):
             check_regions(group, regions)
         self.close()
@@ -118,7 +120,10 @@ class GpuCopyEngine(CopyEngine):
 
     def stats(self) -> dict[str, int]:
         """Counters of the copier, and the bytes of host memory that are page-locked."""
-        return {**self._native().counters(), "pinned_bytes": 0 if self._pinned is None else self._pinned.pinned_bytes}
+        return {
+            **self._native().counters(),
+            "pinned_bytes": 0 if self._pinned is None else self._pinned.pinned_bytes,
+        }
 
     @property
     def message(self) -> str:
@@ -142,5 +147,7 @@ class GpuCopyEngine(CopyEngine):
 def checked_point(after: object) -> StreamPoint:
     """`after` itself: a device copy without an event to wait for would read or write too early."""
     if not isinstance(after, StreamPoint) or not after.event:
-        raise ValueError(f"a device copy needs a StreamPoint with the event after which it may start, not {after!r}")
+        raise ValueError(
+            f"a device copy needs a StreamPoint with the event after which it may start, not {after!r}"
+        )
     return after

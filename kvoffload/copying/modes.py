@@ -120,7 +120,9 @@ def _rate(module: DeviceModule, device: int, fragment: int, mode: CopyMode) -> f
     try:
         pool = [(pages + n * blocks * fragment, fragment, fragment, blocks) for n in range(regions)]
         space = (arena.slab_bytes, 1, [layout.groups[0].slot_bytes])
-        copier = module.GpuCopier(arena.base, space, [pool], [(int(mode),) * 2], device=device, store_staging=4 << 20)
+        copier = module.GpuCopier(
+            arena.base, space, [pool], [(int(mode),) * 2], device=device, store_staging=4 << 20
+        )
         if pinned:
             copier.add_pinned(arena.base, arena.nbytes)
         copies: NDArray[np.void] = np.zeros(blocks, COPY_DTYPE)

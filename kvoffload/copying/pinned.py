@@ -114,10 +114,12 @@ def node_cpus(node: int, root: Path = Path("/")) -> set[int]:
 
 
 def run_on_node(node: int | None, root: Path = Path("/")) -> bool:
-    """Bind the calling thread to the CPUs of a node that it may use; False, and nothing changed, where there are none."""
+    """Bind the calling thread to those CPUs of a node that it may use; False, and no change, where there are none."""
     cpus = set() if node is None else node_cpus(node, root) & os.sched_getaffinity(0)
     if cpus:
         os.sched_setaffinity(0, cpus)
     elif node is not None:
-        _log.warning("the CPUs of memory node %d are not known or not allowed; host memory may lie far from it", node)
+        _log.warning(
+            "the CPUs of memory node %d are not known or not allowed; host memory may lie far from it", node
+        )
     return bool(cpus)

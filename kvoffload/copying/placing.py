@@ -47,7 +47,9 @@ def place(
         host = copies["host"].astype(np.int64)
         slab, index = host >> SLOT_INDEX_BITS, host & ((1 << SLOT_INDEX_BITS) - 1)
         good = (copies["group"] == group) & ~waiting & (host >= 0) & (slab < arena.slabs)
-        good &= ((index + 1) * slot_bytes <= arena.slab_bytes) & (copies["page"] >= 0) & (copies["page"] < pages)
+        good &= (
+            ((index + 1) * slot_bytes <= arena.slab_bytes) & (copies["page"] >= 0) & (copies["page"] < pages)
+        )
         chosen = np.flatnonzero(good)
         offsets = (slab * arena.slab_bytes + index * slot_bytes)[chosen]
         target = offsets if direction is Direction.TO_HOST else copies["page"][chosen]

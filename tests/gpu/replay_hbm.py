@@ -1,4 +1,4 @@
-"""`kvoffload replay` with real bytes and the page pool on the device: `python tests/gpu/replay_hbm.py REPLAY-ARGUMENTS`.
+"""`kvoffload replay` with real bytes and the page pool on the device: `replay_hbm.py REPLAY-ARGUMENTS`.
 
 Every page that is loaded back is compared with what its key must hold, as in any replay that moves bytes.
 """

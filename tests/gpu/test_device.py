@@ -1,4 +1,4 @@
-"""The device copier on a real device: the copy suite in every mode, order, sizes and the whole path from HBM to disk."""
+"""The device copier on a real device: the copy suite in every mode, order, and the whole path from HBM to disk."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ def test_calibration_is_short(tmp_path):
 
 def test_cupy_engine(device):
     """The engine over cupy moves blocks exactly, with the kernel compiled here."""
-    copying = pytest.importorskip("kvoffload.copying.cupy", reason="cupy is not installed", exc_type=ImportError)
+    copying = pytest.importorskip(
+        "kvoffload.copying.cupy", reason="cupy is not installed", exc_type=ImportError
+    )
     with DeviceWorld((4096, 656, 33), module=device) as world:
         engine = copying.CupyCopyEngine()
         engine.register(world.layout, (world.regions,), world.arena)

@@ -24,7 +24,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "native"
 CXX = shlex.split(os.environ.get("CXX", "g++"))
-COMMON = ["-std=c++17", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", "-Wall", "-Wextra", "-Icsrc", "-DKVOFFLOAD_SIM"]
+COMMON = [
+    "-std=c++17",
+    "-O1",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Icsrc",
+    "-DKVOFFLOAD_SIM",
+]
 MEMORY = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZERS = {"asan": MEMORY, "tsan": ["-fsanitize=thread"]}
 OPTIONS = {
@@ -114,7 +124,14 @@ def run_python(arguments: list[str]) -> None:
     for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, tree / file)
     flags = shlex.join([*MEMORY, "-fno-omit-frame-pointer", "-g", "-O1"])
-    build = {**os.environ, "KVOFFLOAD_CUDA": "0", "KVOFFLOAD_HIP": "0", "CFLAGS": flags, "CXXFLAGS": flags, "LDFLAGS": shlex.join(MEMORY)}
+    build = {
+        **os.environ,
+        "KVOFFLOAD_CUDA": "0",
+        "KVOFFLOAD_HIP": "0",
+        "CFLAGS": flags,
+        "CXXFLAGS": flags,
+        "LDFLAGS": shlex.join(MEMORY),
+    }
     run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, env=build)
 
     preload = f"{library('libasan.so')} {library('libstdc++.so')}"
