@@ -11,13 +11,19 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=${OUT:-build/gpu}
 PY=${PYTHON:-python3}
 mkdir -p "$OUT"
+TOTAL=${TOTAL:-235} # seconds
 summary=$(mktemp)
 failed=0
 
 # step NAME SECONDS COMMAND...: run with a limit, log to $OUT, note how it ended.
 step() {
-    local name=$1 limit=$2 begun=$SECONDS status=0
+    local name=$1 limit=$2 begun=$SECONDS status=0 left=$((TOTAL - SECONDS))
     shift 2
+    if [ "$left" -lt 5 ]; then
+        echo "$name: not run, the time is up" | tee -a "$summary"
+        return 1
+    fi
+    [ "$limit" -lt "$left" ] || limit=$left
     timeout "$limit" "$@" >"$OUT/$name.log" 2>&1 || status=$?
     printf '%-20s exit %-3s %4s s  %s\n' "$name" "$status" "$((SECONDS - begun))" "$(grep -av '^ *$' "$OUT/$name.log" | tail -n 1 | cut -c1-100)" |
         tee -a "$summary"
@@ -43,28 +49,31 @@ fi
     nproc
 } >"$OUT/machine.txt"
 
-KVOFFLOAD_CUDA=1 KVOFFLOAD_CUDA_ARCHS=${KVOFFLOAD_CUDA_ARCHS:-90} step build 100 "$PY" setup.py -q build_ext --inplace || {
+KVOFFLOAD_CUDA=1 KVOFFLOAD_CUDA_ARCHS=${KVOFFLOAD_CUDA_ARCHS:-90} \
+    step build 150 "$PY" setup.py -q build_ext --inplace || {
     tail -n 40 "$OUT/build.log"
     exit 1
 }
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-step devices 20 "$PY" -c 'from kvoffload import native; print(native.device_module())' || failed=1
-step tests 90 "$PY" -m pytest tests/gpu -q -p no:cacheprovider -o filterwarnings=default --timeout=60 || failed=1
+found='import sys; from kvoffload import native; f = native.device_module(); print(f); sys.exit(f.module is None)'
+step device 20 "$PY" -c "$found" || {
+    echo 'no device can be used: nothing after the build was run'
+    cat "$OUT/device.log"
+    exit 1
+}
+test=("$PY" -m pytest tests/gpu -q -p no:cacheprovider -o filterwarnings=default --timeout=60)
+step tests 90 "${test[@]}" || failed=1
+step sweep 100 "$PY" -m kvoffload.bench.gpu_copy --json "$OUT/copy.json" # a missed target is no failure
+step matmul 40 "$PY" bench/gpu_matmul.py --json "$OUT/matmul.json"
+step replay 50 "$PY" tests/gpu/replay_hbm.py synth:sessions=4,seed=1,max_context=20k --lanes 4 \
+    --block-bytes 16KiB --device-blocks 2000 --host-blocks 1500 --disk-blocks 30000 || failed=1
 if command -v compute-sanitizer >/dev/null; then
-    # Not a failure where the machine does not let the tool attach: the log says which it was.
-    step sanitizer 60 compute-sanitizer --tool memcheck --error-exitcode 77 "$PY" -m pytest tests/gpu -q \
-        -p no:cacheprovider -o filterwarnings=default -k small_round_trip
+    # 77 = it found something. Any other end but 0: the machine does not let the tool attach, and the log says so.
+    step sanitizer 60 compute-sanitizer --tool memcheck --error-exitcode 77 "${test[@]}" -k small_round_trip
     if [ $? -eq 77 ]; then failed=1; fi
 else
-    echo 'sanitizer            not here' | tee -a "$summary"
+    echo 'sanitizer: not here' | tee -a "$summary"
 fi
-trace=build/gpu-trace.jsonl
-cli='from kvoffload.cli import app; app()'
-"$PY" -c "$cli" trace synth --force --sessions 12 --max-context 20k --seed 1 --out "$trace" >"$OUT/synth.log" 2>&1 &&
-    step replay 50 "$PY" tests/gpu/replay_hbm.py "$trace" --lanes 4 --block-bytes 16KiB --device-blocks 3000 \
-        --host-blocks 1500 --disk-blocks 30000 || failed=1
-step matmul 40 "$PY" -m kvoffload.bench.gpu_matmul --json "$OUT/matmul.json"
-step sweep 100 "$PY" -m kvoffload.bench.gpu_copy --json "$OUT/copy.json"
 
 echo
 cat "$OUT/machine.txt" "$summary" "$OUT/matmul.log" "$OUT/sweep.log"

@@ -10,8 +10,9 @@ from kvoffload import native
 from kvoffload.copying.base import Direction
 from kvoffload.copying.gpu import GpuCopyEngine, StreamPoint
 from kvoffload.copying.modes import calibrated
+from kvoffload.testing import rig as rig_module
 from kvoffload.testing.copy_suite import CopySuite
-from kvoffload.testing.rig import Keys, Rig, Sizes
+from kvoffload.testing.rig import Keys, Sizes
 
 MODULE = native.device_module().module
 MODES = ("staged", "dma", "kernel")
@@ -86,10 +87,10 @@ def test_layers_on_the_device(device):
 
 
 @pytest.mark.parametrize("mode", ["auto", *MODES])
-def test_from_hbm_to_disk_and_back(tmp_path, mode):
+def test_from_hbm_to_disk_and_back(tmp_path, monkeypatch, mode):
     """Planner, mover, host and disk with the pool on the device: what is evicted comes back byte by byte."""
-    sizes = Sizes(host=2, transit=1, disk=16, pages=64)
-    with Rig(sizes, path=tmp_path, wrap_copier=lambda *_: MirroredEngine(MODULE, mode, SMALL)) as rig:
+    monkeypatch.setattr(rig_module, "CpuCopyEngine", lambda: MirroredEngine(MODULE, mode, SMALL))
+    with rig_module.Rig(Sizes(host=2, transit=1, disk=16, pages=64), path=tmp_path) as rig:
         chains = [Keys.of(range(100 * n, 100 * n + 24)) for n in range(4)]
         for chain in chains:
             rig.store(chain)

@@ -1,6 +1,6 @@
 """What copies cost an engine that computes: a loop of matrix products alone, and beside copies in both directions.
 
-Run as `python -m kvoffload.bench.gpu_matmul`; needs torch with a device.
+Run as `python bench/gpu_matmul.py`; needs torch with a device.
 """
 
 from __future__ import annotations
