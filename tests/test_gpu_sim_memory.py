@@ -291,3 +291,11 @@ def test_calibration_ends_in_time(sim, tmp_path, monkeypatch):
     """Once the budget is spent nothing more is measured, and what was not measured is staged."""
     monkeypatch.setattr(modes, "BUDGET_SECONDS", 0.0)
     assert set(modes.measure(sim, 0).values()) == {CopyMode.STAGED}
+
+
+def test_calibration_without_memory(sim, tmp_path, monkeypatch, caplog):
+    """Where measuring fails everything is staged, one warning says why, and nothing is kept."""
+    monkeypatch.setattr(modes, "MEASURED_BYTES", 1 << 50)
+    assert calibrated(sim, 0, tmp_path) == Modes()
+    assert len(caplog.records) == 1
+    assert list(tmp_path.iterdir()) == []

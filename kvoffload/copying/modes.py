@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 import time
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ FRAGMENTS = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 MEASURED_BYTES = 32 << 20
 BUDGET_SECONDS = 1.5
 """What is not measured by then is staged."""
+
+_log = logging.getLogger("kvoffload")
 
 MARGIN = 0.97
 """A mode that is simpler on the device wins from this part of the fastest one's rate on."""
@@ -77,12 +80,19 @@ class Modes:
 
 
 def calibrated(module: DeviceModule, device: int, folder: Path | None = None) -> Modes:
-    """The modes measured for this device and driver, from the user's cache directory or measured now (< 2 s)."""
+    """The modes measured for this device and driver, from the user's cache directory or measured now (< 2 s).
+
+    All staged, with a warning, where there is no memory to measure with.
+    """
     name, _, driver, runtime = module.device_info(device)
     path = _cache_file(f"{name}|{driver}|{runtime}|{kvoffload.__version__}", folder)
     known = _read(path)
     if known is None:
-        known = measure(module, device)
+        try:
+            known = measure(module, device)
+        except (RuntimeError, ConfigError) as error:
+            _log.warning("copies of device %d are staged, measuring the other modes failed: %s", device, error)
+            return Modes()
         _write(path, known)
     return Modes(CopyMode.STAGED, known)
 
