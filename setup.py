@@ -9,12 +9,14 @@ architectures.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 GPU_ONLY = {
     "bind_gpu.cpp",
@@ -110,7 +112,9 @@ class BuildExtensions(build_ext):
                 plain(obj, src, suffix, cc_args, extra, pp_opts)
                 return
             command = COMMANDS[ext.name] or [*compiler.compiler_so, *FLAGS, "-x", "c++"]
-            subprocess.run([*command, *pp_opts, "-c", src, "-o", obj], check=True)
+            line = [*command, *pp_opts, "-c", src, "-o", obj]
+            if subprocess.run(line, check=False).returncode:
+                raise CompileError(f"kvoffload: {ext.name} cannot be built, this failed: {shlex.join(line)}")
 
         compiler._compile = compile_one
         try:

@@ -6,7 +6,9 @@ import ctypes
 import importlib.util
 import os
 import re
+import shlex
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from kvoffload import _C, native
 
 ROOT = Path(__file__).parents[1]
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+FAT_BINARY = bytes.fromhex("50ed55ba")
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not here: no CUDA code was compiled")
 
 
@@ -59,14 +62,45 @@ print({expression})
     return done.returncode, done.stdout + done.stderr
 
 
+PTX, MACHINE_CODE = 1, 2
+
+
+def images(data):
+    """(kind, architecture) of every image in the fat binaries that lie in these bytes."""
+    found, at = set(), data.find(FAT_BINARY)
+    while at >= 0:
+        _, _, header, size = struct.unpack_from("<IHHQ", data, at)
+        place, end = at + header, at + header + size
+        while place < end:
+            kind, _, header, size = struct.unpack_from("<HHIQ", data, place)
+            found.add((kind, struct.unpack_from("<I", data, place + 28)[0]))
+            place += header + size
+        at = data.find(FAT_BINARY, end)
+    return found
+
+
 @needs_nvcc
-def test_cuda_module_has_the_architectures_asked_for():
+def test_cuda_code_is_for_the_architectures_asked_for(tmp_path):
     """The compiler line makes machine code for every architecture asked for, and PTX for those to come."""
-    status, text = setup_says("setup.nvcc_command('nvcc')", KVOFFLOAD_CUDA_ARCHS="80 90 100")
+    line = "setup.shlex.join(setup.nvcc_command(setup.find_tool('nvcc', (), '/usr/local/cuda')))"
+    status, text = setup_says(line, KVOFFLOAD_CUDA_ARCHS="80 90 100")
     assert status == 0
-    for arch in ("80", "90", "100"):
-        assert f"arch=compute_{arch},code=sm_{arch}" in text
-    assert "arch=compute_80,code=compute_80" in text
+    target = tmp_path / "gpu.fatbin"
+    command = [*shlex.split(text.splitlines()[-1]), "-Icsrc", "-fatbin", "csrc/gpu.cu", "-o", str(target)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    expected = {(PTX, 80), (MACHINE_CODE, 80), (MACHINE_CODE, 90), (MACHINE_CODE, 100)}
+    assert images(target.read_bytes()) == expected
+
+
+def test_cuda_module_has_code_for_devices():
+    """A CUDA module that was built holds machine code, and PTX that later devices can compile."""
+    found = native.load("_cuda")
+    if found.module is None:
+        pytest.skip(f"_cuda is not here: {found.reason}")
+    path = Path(importlib.import_module("kvoffload._cuda").__file__ or "")
+    kinds = [kind for kind, _ in images(path.read_bytes())]
+    assert PTX in kinds
+    assert MACHINE_CODE in kinds
 
 
 @pytest.mark.parametrize(("switch", "tool"), [("KVOFFLOAD_CUDA", "nvcc"), ("KVOFFLOAD_HIP", "hipcc")])

@@ -170,6 +170,17 @@ void test_bad_ids(World& world) {
     }
 }
 
+// The second of two equal destinations is not copied: it would race with the first.
+void test_equal_destinations(World& world) {
+    world.paint(3, 33);
+    world.fill_slot(4, 44);
+    CHECK((world.run({copy_of(3, 1), copy_of(9, 1), copy_of(9, 2)}, false) ==
+           std::vector<std::uint8_t>{kOk, kCopyFailed, kOk}));
+    CHECK(world.slot_is(1, 33));
+    CHECK((world.run({copy_of(7, 4), copy_of(7, 2)}, true) == std::vector<std::uint8_t>{kOk, kCopyFailed}));
+    CHECK(world.page_is(7, 44));
+}
+
 void test_layers(World& world) {
     const std::vector<BlockCopy> copies{copy_of(5, 1), copy_of(6, 2)};
     world.fill_slot(1, 21);
@@ -279,6 +290,7 @@ int main() {
                     World world(sizes, mode, pinned);
                     round_trip(world);
                     test_bad_ids(world);
+                    test_equal_destinations(world);
                     test_layers(world);
                     test_overwritten_pages(world);
                     test_failures(world);
