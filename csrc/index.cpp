@@ -81,6 +81,7 @@ void Index::restart_batch() {
     order_.begin_batch();
     for (auto& blocked : slab_blocked_) blocked.clear();
     budget_ = ~std::uint64_t{0};
+    spare_unwritten_ = false;
 }
 
 void Index::append_merged(const std::vector<Span>& spans) {
@@ -160,7 +161,7 @@ bool Index::make_room(int tier, const Newcomer& x, const Chain& chain) {
     SlabArena& arena = arenas_[tier];
     if (arena.promise(x.group)) return true;
     if (budget_ == 0) return false;
-    const std::uint32_t victim = order_.victim(tier, x, chain);
+    const std::uint32_t victim = order_.victim(tier, x, chain, spared(tier));
     const std::uint32_t slab = idle_slab(tier, x, chain, victim);
     if (slab == kNone && victim == kNone) return false;
     --budget_;
@@ -175,7 +176,7 @@ bool Index::make_room(int tier, const Newcomer& x, const Chain& chain) {
 
 bool Index::could_make_room(int tier, const Newcomer& x, const Chain& chain) {
     if (arenas_[tier].could_promise(x.group)) return true;
-    const std::uint32_t victim = order_.victim(tier, x, chain);
+    const std::uint32_t victim = order_.victim(tier, x, chain, spared(tier));
     return victim != kNone || idle_slab(tier, x, chain, victim) != kNone;
 }
 
@@ -215,7 +216,8 @@ bool Index::slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, 
     for (std::uint32_t i = 0; i < s.slots; ++i) {
         if (s.free.test(i)) continue;
         const Entry& e = pool_[s.entries[i]];
-        if (e.pins != 0 || e.segment == x.segment || order_.own_prefix(e, x, chain)) return false;
+        if (e.pins != 0 || e.has(spared(tier)) || e.segment == x.segment || order_.own_prefix(e, x, chain))
+            return false;
     }
     return true;
 }
@@ -229,6 +231,8 @@ void Index::join(std::uint32_t segment, Item& item, std::uint32_t& hint) {
     } else {
         order_.unlink(item.entry);
         order_.link(segment, item.entry, hint);
+        if (e.touches < kMaxTouches) ++e.touches;
+        if (e.has(kHostValid)) queue_write(item.entry);
     }
     if (groups() == 1) return;
     for (int t = 0; t < kTiers; ++t) {

@@ -220,8 +220,7 @@ void Index::check_segments() const {
         for (std::uint32_t id = seg.head; id != kNone; before = id, id = pool_[id].next, ++size) {
             const Entry& e = pool_[id];
             expect(e.in_use() && e.segment == s && e.prev == before, "segment list is broken", s);
-            expect(before == kNone || order_.goes_before(before, id),
-                   "list out of order", s);
+            expect(before == kNone || order_.goes_before(before, id), "list out of order", s);
             for (std::uint32_t t = 0; t < kTiers; ++t) {
                 if (e.slot[t] < 0) continue;
                 tails[e.group * kTiers + t] = id;

@@ -140,7 +140,7 @@ bool Order::own_prefix(const Entry& e, const Newcomer& x, const Chain& chain) co
     return key != nullptr && std::memcmp(key, e.key, 16) == 0;
 }
 
-std::uint32_t Order::victim(int tier, const Newcomer& x, const Chain& chain) {
+std::uint32_t Order::victim(int tier, const Newcomer& x, const Chain& chain, std::uint8_t spared) {
     Scan& scan = scans_[tier][x.group];
     if (!scan.started) {
         scan.started = true;
@@ -149,9 +149,9 @@ std::uint32_t Order::victim(int tier, const Newcomer& x, const Chain& chain) {
     for (; scan.at != kNone; scan.at = policies_[tier]->next_victim(scan.at)) {
         const std::uint32_t last = tail(scan.at, x.group, tier);
         if (scan.at == x.segment) {
-            return last != kNone && pool_[last].pins == 0 && end(pool_[last]) > x.end ? last : kNone;
+            return may_go(last, spared) && end(pool_[last]) > x.end ? last : kNone;
         }
-        if (last != kNone && pool_[last].pins == 0 && !own_prefix(pool_[last], x, chain)) return last;
+        if (may_go(last, spared) && !own_prefix(pool_[last], x, chain)) return last;
     }
     return kNone;
 }

@@ -71,7 +71,8 @@ class Order {
     // The entry to give up for x in its group, or kNone: x is the least valuable itself, or nothing may go.
     // Goes through the tier's segments from the least valuable one: x's own segment gives its tail if that
     // lies deeper than x, else x loses; another gives its tail unless this is pinned or of x's own prefix.
-    std::uint32_t victim(int tier, const Newcomer& x, const Chain& chain);
+    // Entries with a flag of `spared` count as pinned; it does not change within a batch.
+    std::uint32_t victim(int tier, const Newcomer& x, const Chain& chain, std::uint8_t spared);
 
     const Segment& segment(std::uint32_t id) const { return segments_[id]; }
     std::uint32_t segments() const { return static_cast<std::uint32_t>(segments_.size()); }
@@ -85,7 +86,8 @@ class Order {
     const Policy& policy(int tier) const { return *policies_[tier]; }
     std::uint32_t end(const Entry& e) const { return (e.depth + 1) * multiples_[e.group]; }
     std::uint64_t position(const Entry& e) const { return static_cast<std::uint64_t>(end(e)) << 8 | e.group; }
-    // The order of a segment's list: by position, then by id (a request whose tokens changed has two blocks at one).
+    // The order of a segment's list: by position, then by id (a request whose tokens changed has two blocks
+    // at one).
     bool goes_before(std::uint32_t a, std::uint32_t b) const {
         const std::uint64_t pa = position(pool_[a]), pb = position(pool_[b]);
         return pa != pb ? pa < pb : a < b;
@@ -110,6 +112,9 @@ class Order {
     }
     std::uint32_t make(std::uint64_t order, double now);
     void erase_if_done(std::uint32_t segment);
+    bool may_go(std::uint32_t id, std::uint8_t spared) const {
+        return id != kNone && pool_[id].pins == 0 && !pool_[id].has(spared);
+    }
     void drop_tail(std::uint32_t id, int tier);
     void leave(std::uint32_t segment, int tier);
 

@@ -100,6 +100,7 @@ class SlabArena {
     void own(std::uint32_t slab_index, std::uint32_t group);
     void disown(std::uint32_t slab_index);
     void mark(std::int32_t slot, std::uint32_t entry);
+    bool idle(std::uint32_t slab_index) const;
     void sweep();
 
     const std::uint32_t first_slab_;

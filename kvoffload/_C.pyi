@@ -38,7 +38,7 @@ class Index:
         disk_slots: int = -1,
         host_policy: str = "lru",
         disk_policy: str = "lru",
-        write_through: bool = True,  # blocks stored in host are queued for disk
+        disk_admission: int = 1,  # requests that must have used a block before it is queued for disk; 0 = never
         max_pending_writes: int = -1,  # slots that may be pinned by disk writes; -1 = a quarter of the host slots
     ) -> None: ...
 
@@ -98,6 +98,9 @@ class Index:
         """Nothing in the tier is visible any more; slots of running jobs come back when these end."""
     def set_online(self, tier: int, online: bool) -> None:
         """An offline tier answers nothing and takes nothing; its blocks come back with it."""
+    def set_direct_writes(self, allowed: bool) -> None:
+        """Whether blocks that host refuses may go to disk through transit; at first they may."""
+
     def usage(self, tier: int) -> dict[str, Any]: ...
     def transit_free(self) -> int: ...
     def pending_writes(self) -> tuple[int, int]:

@@ -63,7 +63,7 @@ class Planner:
         self.layout = layout
         self.config = config
         self.counters = Counters()
-        self._ranks = ranks
+        self.ranks = ranks
         self._exact = exact or ExactSlots()
         self._inventories: dict[int, Inventory] = {}
         self.requests = LiveRequests(layout)
@@ -83,15 +83,15 @@ class Planner:
 
         Raises LayoutError for a rank out of range, attached twice, or that differs in its number of groups.
         """
-        if not 0 <= rank < self._ranks or rank in self._inventories:
-            raise LayoutError(f"rank {rank} cannot attach: ranks 0 to {self._ranks - 1} attach once each")
+        if not 0 <= rank < self.ranks or rank in self._inventories:
+            raise LayoutError(f"rank {rank} cannot attach: ranks 0 to {self.ranks - 1} attach once each")
         if len(inventory.slots_per_slab) != len(self.layout.groups):
             raise LayoutError(
                 f"rank {rank} has {len(inventory.slots_per_slab)} groups, the planner {len(self.layout.groups)}"
             )
         self._inventories[rank] = inventory
-        if len(self._inventories) == self._ranks:
-            found = [self._inventories[r] for r in range(self._ranks)]
+        if len(self._inventories) == self.ranks:
+            found = [self._inventories[r] for r in range(self.ranks)]
             self._geometry = agree(found)
             self._tiers = _open_tiers(self, self._geometry, self._exact, self._inflight)
             self.counters.add("restored", self._tiers.index.restore(common_records(found)))
@@ -279,7 +279,7 @@ class Planner:
         return Stats.collect(
             self.counters,
             None if self._tiers is None else self._tiers.index,
-            [g.slot_bytes * self._ranks for g in self.layout.groups],
+            [g.slot_bytes * self.ranks for g in self.layout.groups],
             self.config.effective(),
         )
 
@@ -298,6 +298,8 @@ def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, infligh
         disk_slots=exact.disk,
         host_policy=config.host_policy,
         disk_policy=config.disk_policy,
+        disk_admission=config.disk_admission,
     )
-    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget))
-    return _Tiers(index, stores, Loads(layout, index, inflight, counters))
+    ranks = planner.ranks
+    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget), ranks)
+    return _Tiers(index, stores, Loads(layout, index, inflight, counters, ranks))

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from crash_child import chain_of, examine, open_rig
 
 CHILD = Path(__file__).with_name("crash_child.py")

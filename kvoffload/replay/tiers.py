@@ -124,7 +124,9 @@ def open_moving(
     planner = _planner(layout, capacity)
     tier = None
     if path is not None and slabs.disk:
-        tier = DiskTier(rank_directory(path, namespace, 0, 0), layout, slabs.slab_bytes, slabs.disk, namespace)
+        tier = DiskTier(
+            rank_directory(path, namespace, 0, 0), layout, slabs.slab_bytes, slabs.disk, namespace
+        )
     mover = Mover(0, layout, slabs, CpuCopyEngine(), tier)
     try:
         planner.attach(0, mover.register(memory.pools))

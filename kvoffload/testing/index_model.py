@@ -96,13 +96,20 @@ class IndexModel(StoreModel):
             x = items[i]
             if action not in {"read", "transit"}:
                 continue
-            if action == "read" and self._make_room(HOST, x, keys):
+            if action == "read" and self._make_room_for_load(x, keys):
                 continue
             if ring is not None and ring.use(self.transit, x.group):
                 actions[i] = "transit"
                 continue
             return self._cut(items, actions, keys, i, ring)
         return len(actions)
+
+    def _make_room_for_load(self, x: Place, keys: Keys) -> bool:
+        """In host, and never by giving up a block that waits for its write."""
+        self.spare_unwritten = self._disk_writable()
+        room = self._make_room(HOST, x, keys)
+        self.spare_unwritten = False
+        return room
 
     def _cut(
         self, items: Sequence[Place], actions: Sequence[str], keys: Keys, failed: int, ring: _Ring | None
@@ -205,7 +212,7 @@ class IndexModel(StoreModel):
             return host, -1, CopyFlag.WAIT
         assert block.segment is not None
         x = Place(block.segment, block.end, block.group, block.depth)
-        if not busy and self._make_room(HOST, x, np.empty((0, 16), np.uint8)):
+        if not busy and self._make_room_for_load(x, np.empty((0, 16), np.uint8)):
             self._take_slot(block, HOST, int(new["host"]), F.HOST_BUSY)
             block.flags |= F.PENDING
             return block.slot[HOST], block.slot[DISK], CopyFlag.READ

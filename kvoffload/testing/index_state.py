@@ -34,6 +34,7 @@ class Block:
     slot: list[int] = field(default_factory=lambda: [-1, -1])
     flags: F = NO_FLAGS
     pins: int = 0
+    touches: int = 0  # requests that used it, at most 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class IndexState:
         slots_per_slab: Sequence[int],
         slabs: tuple[int, int, int],  # host, transit, disk
         *,
-        write_through: bool = True,
+        disk_admission: int = 1,
         max_pending: int,
     ) -> None:
         self.multiples = [g[1] for g in groups]
@@ -131,8 +132,9 @@ class IndexState:
         self.clock = 0
         self.queue: list[Block] = []
         self.by_entry: dict[int, Block] = {}
-        self.write_through, self.max_pending = write_through, max_pending
+        self.disk_admission, self.max_pending = disk_admission, max_pending
         self.online = True
+        self.spare_unwritten = False
 
     # Segments and order.
 
@@ -168,6 +170,9 @@ class IndexState:
             block.segment = segment
             self.segments[segment].append(block)
             self.segments[segment].sort(key=lambda b: (b.end, b.group, b.entry))
+            block.touches = min(block.touches + 1, 15)
+            if F.HOST_VALID in block.flags:
+                self._queue_write(block)
         for tier in (HOST, DISK):
             if block.slot[tier] >= 0:
                 self.arena[tier].touch(block.slot[tier], self.order[segment])
@@ -181,6 +186,10 @@ class IndexState:
     def _own_prefix(self, block: Block, x: Place, keys: NDArray[np.uint8]) -> bool:
         return block.end <= x.end and self._key(keys, block.group, block.depth) == block.key
 
+    def _kept(self, block: Block, tier: int) -> bool:
+        """Pinned, or it waits for its write while a load makes room in host."""
+        return block.pins > 0 or (tier == HOST and self.spare_unwritten and F.WANT_DISK in block.flags)
+
     def _victim(self, tier: int, x: Place, keys: NDArray[np.uint8]) -> Block | None:
         """From the least recent segment: its end, unless pinned or of x's prefix; x's own ends the search."""
         for segment in sorted(self.segments, key=self.order.__getitem__):
@@ -188,8 +197,8 @@ class IndexState:
             mine = [b for b in here if b.group == x.group]
             last = mine[-1] if mine else None
             if here and segment == x.segment:
-                return last if last and last.pins == 0 and last.end > x.end else None
-            if last and last.pins == 0 and not self._own_prefix(last, x, keys):
+                return last if last and not self._kept(last, tier) and last.end > x.end else None
+            if last and not self._kept(last, tier) and not self._own_prefix(last, x, keys):
                 return last
         return None
 
@@ -201,7 +210,8 @@ class IndexState:
         good = []
         for slab, owner in arena.owners().items():
             blocks = [b for slot, b in arena.used.items() if slot >> 16 == slab]
-            kept = any(b.pins or b.segment == x.segment or self._own_prefix(b, x, keys) for b in blocks)
+            mine = (b.segment == x.segment or self._own_prefix(b, x, keys) for b in blocks)
+            kept = any(mine) or any(self._kept(b, tier) for b in blocks)
             old = arena.last_use[slab] < self.order[segment]
             if owner != x.group and old and not kept and arena.can_empty(slab) and arena.per_slab[x.group]:
                 good.append((arena.last_use[slab], slab))
@@ -269,4 +279,14 @@ class IndexState:
         return self.online and F.DISK_VALID in block.flags
 
     def _disk_writable(self) -> bool:
-        return self.online and self.write_through and self.arena[DISK].slabs > 0
+        return self.online and self.disk_admission > 0 and self.arena[DISK].slabs > 0
+
+    def _disk_takes_new(self) -> bool:
+        """A block that only its own request has used may go to disk."""
+        return self._disk_writable() and self.disk_admission == 1
+
+    def _queue_write(self, block: Block) -> None:
+        waits = block.flags & (F.DISK_VALID | F.DISK_BUSY | F.WANT_DISK)
+        if self._disk_writable() and block.touches >= self.disk_admission and not waits:
+            block.flags |= F.WANT_DISK
+            self.queue.append(block)
