@@ -20,6 +20,7 @@ from kvoffload.copying.base import CopyEngine, Direction
 from kvoffload.copying.gpu import StreamPoint, checked_point
 from kvoffload.copying.pinned import PinnedArena
 from kvoffload.copying.placing import Placed, check_pools, place
+from kvoffload.errors import ConfigError
 from kvoffload.layout import SLOT_ALIGN, CacheGroup, Layout, Pools, Region
 from kvoffload.messages import Copies, Status, StatusArray
 
@@ -65,12 +66,16 @@ class CupyCopyEngine(CopyEngine):
     """`after` is a StreamPoint. What does not fit the staging of stores ends with NOT_DONE."""
 
     def __init__(self, device: int = 0) -> None:
-        self.device = cupy.cuda.Device(device)
-        with self.device:
-            self._kernel = cupy.RawModule(code=kernel_text(), options=("-std=c++17",)).get_function(
-                "kvoffload_copy"
-            )
-            self._streams = {d: cupy.cuda.Stream(non_blocking=True) for d in Direction}
+        try:
+            self.device = cupy.cuda.Device(device)
+            with self.device:
+                module = cupy.RawModule(code=kernel_text(), options=("-std=c++17",))
+                self._kernel = module.get_function("kvoffload_copy")
+                self._streams = {d: cupy.cuda.Stream(non_blocking=True) for d in Direction}
+        except runtime.CUDARuntimeError as error:
+            raise ConfigError(
+                f"cupy cannot use device {device} ({error}); use the CPU copy engine"
+            ) from error
         self._world: tuple[Layout, Pools, HostArena] | None = None
         self._pieces: list[Any] = []
         self._buffer: Any = None

@@ -91,7 +91,9 @@ def calibrated(module: DeviceModule, device: int, folder: Path | None = None) ->
         try:
             known = measure(module, device)
         except (RuntimeError, ConfigError) as error:
-            _log.warning("copies of device %d are staged, measuring the other modes failed: %s", device, error)
+            _log.warning(
+                "copies of device %d are staged, measuring the other modes failed: %s", device, error
+            )
             return Modes()
         _write(path, known)
     return Modes(CopyMode.STAGED, known)
