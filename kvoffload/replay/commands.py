@@ -18,12 +18,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvoffload.errors import ConfigError, KVOffloadError
 from kvoffload.replay.base import ReplayRequest, requests_of
+from kvoffload.replay.cost import CostModel
 from kvoffload.replay.driver import Engine, StandstillError
 from kvoffload.replay.lanes import Lanes
 from kvoffload.replay.oracle_lru import simulate
 from kvoffload.replay.plots import need_matplotlib, plot
 from kvoffload.replay.report import Report, Setup, Tally
 from kvoffload.replay.sequential import replay_sequential
+from kvoffload.replay.session_commands import play_sessions
+from kvoffload.replay.session_run import SessionOptions
+from kvoffload.replay.sessions import Schedule
 from kvoffload.replay.show import table
 from kvoffload.replay.tiers import Capacity, LocalTiers, open_counting, open_moving, replay_layout
 from kvoffload.testing.pool import PageMemory, PagePool
@@ -175,6 +179,26 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     plot_into: Annotated[
         Path | None, typer.Option("--plot", metavar="DIR", help="Draw the figures into DIR as PNG.")
     ] = None,
+    sessions: Annotated[
+        int,
+        typer.Option("--sessions", min=0, metavar="N", help="N live sessions on an engine, in virtual time."),
+    ] = 0,
+    window: Annotated[
+        float,
+        typer.Option("--window", min=0, metavar="S", help="Measured seconds; 0 = every session once, whole."),
+    ] = 3600.0,
+    think: Annotated[
+        float, typer.Option("--think", min=0, metavar="X", help="Factor on the sessions' pauses.")
+    ] = 1.0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Of the points where sessions are joined.")
+    ] = 42,
+    cost: Annotated[
+        str, typer.Option("--cost", metavar="NAME=X,..", help="Rates of the cost model, like link_in=25e9.")
+    ] = "",
+    controls: Annotated[
+        bool, typer.Option("--controls/--no-controls", help="Beside it: no offload, infinite, rewrite all.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Replay a trace through HBM, host and disk: hits by tier, what was written, and whether a byte was
@@ -192,6 +216,24 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
         options = Options(
             lanes, index_only, _size(block_bytes), device_blocks, host_blocks, disk_blocks, disk_path, check
         )
+        if sessions and (sequential or lanes or check):
+            raise ConfigError("--sessions with --sequential, --lanes or --check: leave one of them out")
+        if sessions:
+            session_options = SessionOptions(
+                Schedule(sessions, window, think, seed),
+                index_only,
+                options.block_bytes,
+                device_blocks,
+                host_blocks,
+                disk_blocks,
+                disk_path,
+                CostModel.parse(cost),
+                controls,
+            )
+            played = play_sessions(
+                open_trace(trace, block_size, form.value, rekey), session_options, as_json=as_json
+            )
+            raise typer.Exit(0 if played.ok else WRONG)
         report = run_replay(open_trace(trace, block_size, form.value, rekey), options, progress=True)
         drawn = plot(report, plot_into) if plot_into is not None else []
     except KVOffloadError as error:

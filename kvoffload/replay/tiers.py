@@ -12,7 +12,15 @@ from pathlib import Path
 from kvoffload.config import Config
 from kvoffload.copying.cpu import CpuCopyEngine
 from kvoffload.errors import ConfigError
-from kvoffload.layout import DEFAULT_SLAB_BYTES, MAX_SLABS, MIN_SLOTS_PER_SLAB, CacheGroup, GroupKind, Layout
+from kvoffload.layout import (
+    DEFAULT_SLAB_BYTES,
+    MAX_SLABS,
+    MIN_SLOTS_PER_SLAB,
+    CacheGroup,
+    GroupKind,
+    Layout,
+    Pools,
+)
 from kvoffload.local import Local
 from kvoffload.memory import read_memory
 from kvoffload.messages import Inventory
@@ -92,22 +100,29 @@ class LocalTiers(Tiers):
         self.local.close()
 
 
-def open_counting(layout: Layout, capacity: Capacity) -> LocalTiers:
-    """Planner and index only: every job is done as soon as it is sent, no byte moves."""
+class CountedMover(NullMover):
+    """The one rank of an index-only replay, with the tiers it claims to have."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        super().__init__(0)
+        self._inventory = inventory
+
+    def register(self, pools: Pools) -> Inventory:
+        """What was claimed; no page is looked at."""
+        return self._inventory
+
+
+def counting_parts(layout: Layout, capacity: Capacity) -> tuple[Planner, CountedMover]:
+    """Planner and mover where every job is done as soon as it is sent; not attached yet."""
     slots = max(COUNTING_SLAB, -(-max(capacity.host, capacity.disk) // (MAX_SLABS // 2)))
     host, transit, disk = (-(-n // slots) for n in (capacity.host, capacity.transit, capacity.disk))
-    planner = _planner(layout, capacity)
-    planner.attach(0, Inventory((slots,), host, transit, disk))
-    return LocalTiers(Local(planner, [NullMover(0)]))
+    return _planner(layout, capacity), CountedMover(Inventory((slots,), host, transit, disk))
 
 
-def open_moving(
+def moving_parts(
     layout: Layout, capacity: Capacity, memory: PageMemory, path: Path | None, namespace: bytes
-) -> LocalTiers:
-    """Real bytes between `memory`, host memory and a file under `path` (needed where capacity.disk > 0).
-
-    Raises ConfigError where the memory of this machine is too small, TierError where the path cannot be used.
-    """
+) -> tuple[Planner, Mover]:
+    """Planner and mover of real bytes, as open_moving says; not attached yet."""
     slot = layout.groups[0].slot_bytes
     most = max(capacity.host, capacity.disk, 1)
     per_slab = max(MIN_SLOTS_PER_SLAB, DEFAULT_SLAB_BYTES // slot // 8, -(-most // (MAX_SLABS // 2)))
@@ -127,7 +142,24 @@ def open_moving(
         tier = DiskTier(
             rank_directory(path, namespace, 0, 0), layout, slabs.slab_bytes, slabs.disk, namespace
         )
-    mover = Mover(0, layout, slabs, CpuCopyEngine(), tier)
+    return planner, Mover(0, layout, slabs, CpuCopyEngine(), tier)
+
+
+def open_counting(layout: Layout, capacity: Capacity) -> LocalTiers:
+    """Planner and index only: every job is done as soon as it is sent, no byte moves."""
+    planner, mover = counting_parts(layout, capacity)
+    planner.attach(0, mover.register(()))
+    return LocalTiers(Local(planner, [mover]))
+
+
+def open_moving(
+    layout: Layout, capacity: Capacity, memory: PageMemory, path: Path | None, namespace: bytes
+) -> LocalTiers:
+    """Real bytes between `memory`, host memory and a file under `path` (needed where capacity.disk > 0).
+
+    Raises ConfigError where the memory of this machine is too small, TierError where the path cannot be used.
+    """
+    planner, mover = moving_parts(layout, capacity, memory, path, namespace)
     try:
         planner.attach(0, mover.register(memory.pools))
     except BaseException:
