@@ -243,3 +243,17 @@ def test_close_ends_every_copy(sim, direction):
             for block, ended in zip(range(first, first + 16), status, strict=True):
                 place = world.slot if direction is Direction.TO_HOST else world.page
                 assert ended == Status.NOT_DONE or place(block) == world.content(block)
+
+
+def test_copy_streams_have_the_lowest_priority(sim):
+    """All streams of the copier have the device's lowest priority, and nothing but gathers runs elsewhere."""
+    with DeviceWorld() as world:
+        made = [o for o in sim.operations() if o[0] == "stream"]
+        mine = {o[1] for o in made if o[4] == 0}
+        assert len(mine) == 3
+        assert [o[1] for o in made if o[4] != 0] == [sim.number(world.stream)]
+        sim.forget_operations()
+        world.store(range(8), range(8))
+        world.load(range(8), range(8))
+        moving = [o for o in sim.operations() if o[0] in ("kernel", "copy_in", "copy_out")]
+        assert [o[0] for o in moving if o[1] not in mine] == ["kernel"]
