@@ -13,6 +13,9 @@ from kvoffload.copying.gpu import DeviceOptions, StreamPoint
 from kvoffload.messages import Status
 
 MODES = ("staged", "dma", "kernel")
+HELD_US = 500_000
+"""Longer than all submits of a test take, also on a busy machine."""
+
 SLOW_US = 3000
 SOURCE_READS = {"kernel", "copy_out", "batch"}
 
@@ -123,11 +126,12 @@ def test_staging_in_flight_is_not_given_out(sim):
     """Stores submitted while earlier ones are on their way never change what those store."""
     options = DeviceOptions(chunk=32 << 10, store_staging=64 << 10, load_staging=64 << 10)
     with DeviceWorld(options=options) as world:
-        sim.plant("copy_delay_us", SLOW_US)
+        sim.plant("copy_delay_us", HELD_US)
         for page in range(48):
             world.paint(page, page)
         blocks = [range(n, n + 4) for n in range(0, 48, 4)]
         handles = [world.engine.submit(world.copies(b, b), Direction.TO_HOST, None) for b in blocks]
+        sim.plant("copy_delay_us", 0)
         stored = 0
         for group, handle in zip(blocks, handles, strict=True):
             for block, status in zip(group, world.finish(handle), strict=True):
