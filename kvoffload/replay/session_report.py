@@ -41,8 +41,8 @@ class Figures:
     request, made_total by the engine. ttft, speed: by PERCENTS; speed is answer tokens per second of one user, the
     slow end (speed[1]: nine in ten are faster). moved: modelled bytes by channel. blocks: full blocks of all requests,
     answers included; new: those that no request before had. stored: blocks by tier; counts: the planner's counters,
-    in blocks. per_turn: modelled bytes stored per request, p50 and p90. working_set: by seconds, the most blocks that were
-    touched in one such span, each once. growth: (seconds, new blocks so far).
+    in blocks. per_turn: modelled bytes stored per request, p50 and p90. working_set: by seconds, the most blocks
+    touched in one such span, each counted once. growth: (seconds, new blocks so far).
     """
 
     name: str
