@@ -205,7 +205,6 @@ def checksum(data: object, portable: bool = False) -> bytes:
     """The 16-byte payload checksum of anything with the buffer protocol (docs/block-format.md)."""
 
 def checksum_has_instruction() -> bool: ...
-
 def kernels_text() -> str:
     """The copy kernel, csrc/kernels.h, for libraries that compile at run time."""
 

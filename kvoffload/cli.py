@@ -29,11 +29,11 @@ class OneLineErrors(TyperGroup):
     traceback means a defect of kvoffload.
     """
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+    def main(self, *args: Any, **options: Any) -> Any:
+        if not options.pop("standalone_mode", True):
+            return super().main(*args, **options, standalone_mode=False)  # type: ignore[misc]
         try:
-            status = super().main(*args, standalone_mode=False, **extra)
+            status = super().main(*args, **options, standalone_mode=False)  # type: ignore[misc]
         except KVOffloadError as error:
             status = _say(str(error))
         except _ARGUMENT_ERROR as error:

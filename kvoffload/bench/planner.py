@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvoffload.bench.index import LARGE, SMALL, Keys, random_keys
+from kvoffload.bench.index import SMALL, STEP, Keys, random_keys
 from kvoffload.bench.rows import Limit, Row, Unit, at_most, compare, each
-from kvoffload.bench.timing import ROUNDS, timed
+from kvoffload.bench.timing import ROUNDS
 from kvoffload.bench.world import World
-
-STEP = 512
-"""Keys a call: a chunk of 8,192 tokens."""
 
 STORE_NS = 150.0
 SINGLE_US = 20.0
 """Targets, those of design.md."""
 
 SINGLES = 2000
+
+PROMPT = 128
+"""Blocks of a whole request, as in a replay that only counts."""
+
+REQUEST_US = 50.0
+"""20,000 such requests a second on one core."""
 
 
 def bench_planner(blocks: int = SMALL, rounds: int = ROUNDS) -> Iterator[Row]:
@@ -35,7 +35,7 @@ def bench_planner(blocks: int = SMALL, rounds: int = ROUNDS) -> Iterator[Row]:
     )
     full = World(blocks)
     evicting = partial(_store, full, blocks, STEP, False)
-    yield from compare(f"the same, each evicting one", per_key, evicting, [], rounds)
+    yield from compare("the same, each evicting one", per_key, evicting, [], rounds)
     disk = partial(_store, World(blocks, disk=blocks), blocks, STEP, True)
     yield from compare("the same, and written to disk", per_key, disk, [], rounds)
     single = partial(_store, World(SINGLES), SINGLES, 1, True)
@@ -48,6 +48,31 @@ def bench_planner(blocks: int = SMALL, rounds: int = ROUNDS) -> Iterator[Row]:
     again = Unit("us/call", lambda seconds: seconds * 1e6 / SINGLES)
     yield from compare("match asked again, nothing new", again, partial(_rematch, stored, keys), [], rounds)
     yield from compare("match + load + complete", per_key, partial(_load, stored, keys), [], rounds)
+    yield from _requests(blocks // PROMPT, rounds)
+
+
+def _requests(count: int, rounds: int) -> Iterator[Row]:
+    """Whole requests of PROMPT blocks, from match to finish: every block new, and every block loaded."""
+    per_request = Unit("us/req", lambda seconds: seconds * 1e6 / count)
+    world = World(count * PROMPT)
+    fresh = partial(_whole, world, lambda: world.new_keys(count * PROMPT))
+    yield from compare(f"request, {PROMPT} new keys", per_request, fresh, [], rounds, at_most(REQUEST_US))
+    held = World(count * PROMPT)
+    keys = held.new_keys(count * PROMPT)
+    again = partial(_whole, held, lambda: keys)
+    yield from compare(f"request, {PROMPT} keys loaded", per_request, again, [], rounds, at_most(REQUEST_US))
+
+
+def _whole(world: World, make: Callable[[], Keys]) -> float:
+    """Requests one after the other, each matched, loaded, offered and finished."""
+    keys = make()
+    prompts = [world.prompt(keys[at : at + PROMPT]) for at in range(0, len(keys), PROMPT)]
+    begin = time.thread_time()
+    for prompt in prompts:
+        world.load(prompt)
+        world.store(prompt, PROMPT)
+        world.planner.finish(prompt.info.id, "end_turn", 0.0)
+    return time.thread_time() - begin
 
 
 def _store(world: World, blocks: int, step: int, empty: bool) -> float:
@@ -59,13 +84,16 @@ def _store(world: World, blocks: int, step: int, empty: bool) -> float:
 
 def _store_keys(world: World, keys: Keys, step: int) -> float:
     prompt = world.prompt(keys)
+    before = world.planner.counters["stored_host"]
     begin = time.thread_time()
     world.store(prompt, step)
     seconds = time.thread_time() - begin
     world.end(prompt)
-    found = world.planner.stats().tiers["host"]
-    if found.used != found.capacity - found.free or found.pinned:
-        raise RuntimeError(f"the stores left {found}")
+    stored = world.planner.counters["stored_host"] - before
+    if stored != len(keys) or world.planner.pinned():
+        raise RuntimeError(
+            f"{stored} of {len(keys)} blocks stored, {world.planner.pinned()} slots still pinned"
+        )
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""How long a full disk tier takes to open. It reads the table and no payload, so bytes stored do not count, only slots."""
+"""How long a full disk tier takes to open. It reads the table and no payload: slots count, bytes do not."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ class World:
     def __init__(self, blocks: int, disk: int = 0) -> None:
         layout = Layout(BLOCK, (CacheGroup(0, GroupKind.FULL, BLOCK, 4096),))
         self.planner = Planner(layout, Config(host_bytes=0))
-        slabs = [-(-n // SLOTS) for n in (blocks, SLOTS, disk)]
-        self.planner.attach(0, Inventory((SLOTS,), *slabs))
+        self.planner.attach(0, Inventory((SLOTS,), -(-blocks // SLOTS), 1, -(-disk // SLOTS)))
         self._mover = NullMover(0)
         self._source = random.Random(0)
         self._prompts = 0

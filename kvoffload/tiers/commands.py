@@ -22,6 +22,11 @@ app = typer.Typer(no_args_is_help=True, help="Look at a disk tier's folder, chec
 SHOWN = 12
 """Digits of a namespace in tables: enough to tell two apart, and a prefix for --namespace."""
 
+BAD = (
+    "They are never served: each is a miss when it is asked for, and its slot is used again. A torn write leaves some"
+    " after a crash or power failure. Many, or new ones after a `kvoffload disk clear`: suspect the drive."
+)
+
 Place = Annotated[Path, typer.Argument(metavar="PATH", help="The disk_path of the engines.")]
 Prefix = Annotated[
     str, typer.Option("--namespace", metavar="PREFIX", help="Only namespaces that begin like this.")
@@ -57,7 +62,9 @@ def verify_(path: Place, namespace: Prefix = "", as_json: Json = False) -> None:
     else:
         if found:
             show(_verified(found))
-        typer.echo(f"{blocks:,} blocks read, {bad:,} bad" + _advice(bad, path))
+        show(f"{blocks:,} blocks read, {bad:,} bad")
+        if bad:
+            show(BAD)
     if bad:
         raise typer.Exit(FAILED)
 
@@ -72,15 +79,21 @@ def clear_(
     """Delete what engines stored under PATH, all or one namespace. Refused while an engine has one of them open."""
     ranks = _find(path, namespace)
     if ranks and not yes:
-        if as_json or not sys.stdin.isatty():
+        if as_json or not _can_ask():
             raise ConfigError(f"clearing {path} deletes {_total(ranks)}: say --yes, nobody can be asked here")
         show(_listing(ranks))
-        typer.confirm(f"Delete {_total(ranks)}?", abort=True, err=True)
+        if not typer.confirm(f"Delete {_total(ranks)}?", err=True):
+            typer.echo("nothing deleted")
+            return
     freed = clear(path, namespace)
     if as_json:
         typer.echo(json.dumps({"path": str(path), "ranks": len(ranks), "freed": freed}))
     else:
         typer.echo(f"{path}: {len(ranks)} directories deleted, {format_size(freed)} freed")
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty()
 
 
 def _find(path: Path, namespace: str) -> list[RankUsage]:
@@ -137,16 +150,6 @@ def _total(ranks: Sequence[RankUsage]) -> str:
     return (
         f"{names} namespace{'s' * (names != 1)}, {sum(u.blocks for u in ranks):,} blocks,"
         f" {_size(sum(u.reserved for u in ranks))} reserved"
-    )
-
-
-def _advice(bad: int, path: Path) -> str:
-    """What to do about bad blocks; they are misses, so mostly nothing."""
-    if not bad:
-        return ""
-    return (
-        ". They are never served: each is a miss when asked for, and its slot is used again."
-        f"\nMany of them, or again after `kvoffload disk clear {path}`: suspect the drive."
     )
 
 
