@@ -225,10 +225,10 @@ def test_unsent_jobs_can_be_taken_back_by_kind() -> None:
     inflight = InFlight(1)
     empty = np.empty(0, COPY_DTYPE)
     sent = inflight.add(JobKind.WRITE, empty, 1.0)
-    inflight.take_unsent()
+    inflight.take_unsent(0.0)
     store, write = inflight.add(JobKind.STORE, empty, 1.0), inflight.add(JobKind.WRITE, empty, 1.0)
     assert inflight.drop_unsent(JobKind.WRITE) == [write]
-    assert [j.id for j in inflight.take_unsent()] == [store.job.id]
+    assert [j.id for j in inflight.take_unsent(0.0)] == [store.job.id]
     assert inflight.report(Outcome(write.job.id, 0)) is None
     assert [r.job.id for r in inflight.expired(2.0)] == [sent.job.id, store.job.id]
 
