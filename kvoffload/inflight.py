@@ -14,8 +14,9 @@ from kvoffload.messages import Copies, Job, JobKind, Outcome, Status, StatusArra
 RequestId = str | int
 
 _SEVERITY = np.zeros(len(Status), np.uint8)
-_SEVERITY[[Status.OK, Status.NOT_DONE, Status.COPY_FAILED, Status.READ_FAILED]] = [0, 1, 2, 3]
-"""A copy that failed on one rank has failed; bad bytes on one rank make the key bad."""
+_SEVERITY[[Status.OK, Status.COPY_FAILED, Status.NOT_DONE, Status.READ_FAILED]] = [0, 1, 2, 3]
+"""A copy that failed on one rank has failed. COPY_FAILED of a read says that host has the bytes: not so where a rank
+has not read them. Bad bytes on one rank make the key bad."""
 
 
 def _worse(a: StatusArray, b: StatusArray) -> StatusArray:
@@ -29,6 +30,7 @@ class Running:
     status: worst status so far per copy over the ranks that have reported; None = all OK.
     owner: request whose pages the job touches, or None. load: id of the load it is a part of, or 0. since: when it was
     sent.
+    forgotten: disk was reset after the job began: its blocks must not get there.
     """
 
     job: Job
@@ -38,6 +40,7 @@ class Running:
     status: StatusArray | None = None
     errors: list[str] = field(default_factory=list)
     overdue: bool = False
+    forgotten: bool = False
     deadline: float = 0.0
     since: float = 0.0
 
@@ -57,6 +60,17 @@ class Running:
     @property
     def copies(self) -> Copies:
         return self.job.copies
+
+
+def _checked(outcome: Outcome, running: Running) -> StatusArray | None:
+    """The status of a report; one that does not fit its job says nothing about any copy."""
+    status, wanted = outcome.status, len(running.copies)
+    if status is None or (status.shape == (wanted,) and (not wanted or status.max() < len(Status))):
+        return status
+    running.errors.append(
+        f"rank {outcome.rank}: a status of {status.shape} for {wanted} copies, or no status"
+    )
+    return np.full(wanted, Status.NOT_DONE, np.uint8)
 
 
 class InFlight:
@@ -118,14 +132,19 @@ class InFlight:
         running.waiting.discard(outcome.rank)
         if outcome.error:
             running.errors.append(f"rank {outcome.rank}: {outcome.error}")
-        if outcome.status is not None and outcome.status.any():
-            running.status = (
-                outcome.status.copy() if running.status is None else _worse(running.status, outcome.status)
-            )
+        status = _checked(outcome, running)
+        if status is not None and status.any():
+            running.status = status.copy() if running.status is None else _worse(running.status, status)
         if running.waiting:
             return None
         del self._jobs[outcome.job]
         return running
+
+    def drop_unsent(self, kind: JobKind) -> list[Running]:
+        """Take back the jobs of this kind that no mover has seen: they have ended."""
+        dropped = [self._jobs.pop(job.id) for job in self._unsent if job.kind is kind]
+        self._unsent = [job for job in self._unsent if job.kind is not kind]
+        return dropped
 
     def expired(self, now: float) -> list[Running]:
         """Jobs whose deadline has passed and that still run; each is named once."""

@@ -97,7 +97,8 @@ class Planner:
             found = [self._inventories[r] for r in range(self.ranks)]
             self._geometry = agree(found)
             self._tiers = _open_tiers(self, self._geometry, self._exact, self._inflight)
-            self.counters.add("restored", self._tiers.index.restore(common_records(found)))
+            if not self._reset_disk:
+                self.counters.add("restored", self._tiers.index.restore(common_records(found)))
             self.requests.open(self._tiers.index)
 
     @property
@@ -245,9 +246,11 @@ class Planner:
         for tier in tiers:
             if tier not in ("host", "disk"):
                 raise ValueError(f"no tier is called {tier!r}; the tiers are host and disk")
+            self._reset_disk |= tier == "disk"
             if self._tiers is not None:
                 self._tiers.index.reset(HOST if tier == "host" else DISK)
-                self._reset_disk |= tier == "disk"
+                if tier == "disk":
+                    self._tiers.stores.forget_writes()
         self.requests.rewind_all()
 
     @property
