@@ -67,7 +67,9 @@ def _checked(outcome: Outcome, running: Running) -> StatusArray | None:
     status, wanted = outcome.status, len(running.copies)
     if status is None or (status.shape == (wanted,) and (not wanted or status.max() < len(Status))):
         return status
-    running.errors.append(f"rank {outcome.rank}: a status of {status.shape} for {wanted} copies, or no status")
+    running.errors.append(
+        f"rank {outcome.rank}: a status of {status.shape} for {wanted} copies, or no status"
+    )
     return np.full(wanted, Status.NOT_DONE, np.uint8)
 
 

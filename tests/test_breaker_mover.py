@@ -61,7 +61,9 @@ class Bench:
         self.disk = [slab << 16 | i for slab in range(2) for i in range(8)]
         for number, key in enumerate(self.keys):
             paint(self.memory, 0, np.array([number]), key[None])
-        stores = make_copies(0, [k.tobytes() for k in self.keys], page=range(16), host=self.disk, disk=self.disk)
+        stores = make_copies(
+            0, [k.tobytes() for k in self.keys], page=range(16), host=self.disk, disk=self.disk
+        )
         self._run(JobKind.STORE, stores)
         writes = stores.copy()
         self._run(JobKind.WRITE, writes)
@@ -141,7 +143,17 @@ def test_a_load_that_breaks_ends_after_its_running_device_copies() -> None:
     """The second read raises while the first chunk is held on its way to the device: no outcome until that ended."""
     gate = Gated([Op.TO_DEVICE])
     bench = Bench(tier=(Raising(Op.READ, {2}),), copies=(gate,))
-    bench.mover.submit(Plans((Job(1, JobKind.LOAD, bench.load([i for i in range(8)] + [1 << 16 | i for i in range(8)], CopyFlag.READ)),)))
+    bench.mover.submit(
+        Plans(
+            (
+                Job(
+                    1,
+                    JobKind.LOAD,
+                    bench.load([i for i in range(8)] + [1 << 16 | i for i in range(8)], CopyFlag.READ),
+                ),
+            )
+        )
+    )
     assert gate.arrived()
     assert not bench.mover.wait([1], 0.2)
     assert bench.mover.poll() == []
@@ -210,7 +222,9 @@ def test_waiting_probes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(probes) == 1
 
 
-def test_a_reset_that_fails_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_that_fails_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tier cannot make a reset durable: a warning names the rank and the reason."""
     bench = Bench()
 

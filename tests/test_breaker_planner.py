@@ -107,10 +107,24 @@ def test_a_report_counts_for_its_rank_only_once_also_after_a_retry() -> None:
     assert planner.complete(failed * 2) == []
     (again,) = planner.tick(0.0).jobs
     assert again.id != job.id
-    (finished,) = planner.complete([Outcome(again.id, 1), Outcome(again.id, 1), *failed, Outcome(again.id, 0)])
+    (finished,) = planner.complete(
+        [Outcome(again.id, 1), Outcome(again.id, 1), *failed, Outcome(again.id, 0)]
+    )
     assert (finished.boundary, finished.failed) == (64, 0)
     planner.check_integrity()
     assert planner.pinned() == 0
+
+
+def test_a_load_of_which_nothing_could_begin_ends() -> None:
+    """The engine gives no page, or another group holds all of transit: the load finishes with the next step."""
+    planner, chain = on_disk()
+    request = RequestInfo("r")
+    planner.match(request, chain)
+    plan = planner.load(request, chain, 64, [np.empty(0, np.int32)])
+    planner.tick(0.0)
+    assert [(f.id, f.request, f.boundary) for f in planner.complete([])] == [(plan.id, "r", 64)]
+    assert planner.idle
+    assert planner.finish("r", "end_turn", 0.0) == ()
 
 
 def test_the_store_of_an_ended_request_is_not_told_to_its_namesake() -> None:
@@ -264,8 +278,23 @@ def test_every_message_survives_its_encoding() -> None:
 def test_data_of_another_kind_is_a_value_error() -> None:
     """Truncated, foreign and half-right data: ValueError, never another exception or a value of another type."""
     good = [encode(m) for m in _messages(random.Random(1))]  # type: ignore[arg-type]
-    foreign = [5, None, [], {}, {"_": "Job"}, {"_": ["x"]}, {"_": "Outcome", "x": 1}, {1: 2}, b"x", "x", [1, {"_": "Job"}]]
-    foreign += [{"_": "Job", "id": 1, "kind": 9, "copies": b""}, {"_": "Job", "id": 1, "kind": 0, "copies": b"xyz"}]
+    foreign = [
+        5,
+        None,
+        [],
+        {},
+        {"_": "Job"},
+        {"_": ["x"]},
+        {"_": "Outcome", "x": 1},
+        {1: 2},
+        b"x",
+        "x",
+        [1, {"_": "Job"}],
+    ]
+    foreign += [
+        {"_": "Job", "id": 1, "kind": 9, "copies": b""},
+        {"_": "Job", "id": 1, "kind": 0, "copies": b"xyz"},
+    ]
     bad = [b"", b"\xc1", *(msgpack.packb(f) for f in foreign)]
     bad += [data[:cut] for data in good for cut in range(0, len(data), 7)] + [data + b"\x00" for data in good]
     for data in bad:
