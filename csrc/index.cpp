@@ -1,0 +1,404 @@
+#include "index.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace kvoffload {
+
+namespace {
+
+std::vector<std::uint32_t> multiples(const IndexOptions& o) {
+    std::vector<std::uint32_t> out;
+    for (const GroupSpec& g : o.groups) out.push_back(g.multiple);
+    return out;
+}
+
+void require(bool ok, const std::string& message) {
+    if (!ok) throw std::invalid_argument(message);
+}
+
+IndexOptions checked(IndexOptions o) {
+    const std::size_t n = o.groups.size();
+    require(n >= 1 && n < kFreeGroup, "an index has 1 to 254 groups, not " + std::to_string(n));
+    require(o.base_tokens >= 1, "base_tokens must be at least 1");
+    require(o.slots_per_slab.size() == n, "slots_per_slab needs one number per group");
+    for (std::size_t g = 0; g < n; ++g) {
+        const std::string name = "group " + std::to_string(g);
+        require(o.groups[g].kind >= kFull && o.groups[g].kind <= kState, name + ": kind is none of 0, 1, 2");
+        require(o.groups[g].multiple >= 1, name + ": a block has at least 1 base block");
+        require(o.slots_per_slab[g] <= 0x10000, name + ": more than 65536 slots per slab");
+    }
+    require(std::uint64_t{o.host_slabs} + o.transit_slabs <= 0x8000 && o.disk_slabs <= 0x8000,
+            "a tier has at most 32768 slabs; use larger slabs");
+    return o;
+}
+
+}  // namespace
+
+Index::Index(IndexOptions options)
+    : options_(checked(std::move(options))),
+      order_(pool_, multiples(options_), make_policy(options_.host_policy),
+             make_policy(options_.disk_policy)),
+      arenas_{SlabArena(0, options_.host_slabs, options_.slots_per_slab, options_.host_slots),
+              SlabArena(0, options_.disk_slabs, options_.slots_per_slab, options_.disk_slots)},
+      transit_(options_.host_slabs, options_.transit_slabs, options_.slots_per_slab, options_.transit_slots) {
+    tables_.assign(groups(), KeyTable(pool_));
+    for (int t = 0; t < kTiers; ++t) {
+        pinned_[t].assign(groups(), 0);
+        busy_[t].assign(groups(), 0);
+    }
+    std::uint64_t host = 0;
+    for (std::uint32_t g = 0; g < groups(); ++g) host = std::max(host, arenas_[kHost].capacity(g));
+    max_writing_ = options_.max_pending_writes >= 0 ? static_cast<std::uint64_t>(options_.max_pending_writes)
+                                                    : std::max<std::uint64_t>(host / 4, 1);
+}
+
+void Index::close_segment(std::uint32_t segment, int reason, double now) {
+    require(order_.is_open(segment), "segment " + std::to_string(segment) + " is not open");
+    order_.close(segment, reason, now);
+}
+
+// ---- batches
+
+// Fills items_ with the blocks of all spans in ascending (end, group) and finds their entries.
+void Index::start(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans) {
+    require(order_.is_open(segment), "segment " + std::to_string(segment) + " is not open");
+    require(spans.size() == groups(), "one span per group is needed");
+    for (std::uint32_t g = 0; g < groups(); ++g) {
+        require(std::uint64_t{spans[g].end} * group(g).multiple <= chain.blocks,
+                "group " + std::to_string(g) + ": end " + std::to_string(spans[g].end) + " needs " +
+                    std::to_string(std::uint64_t{spans[g].end} * group(g).multiple) + " keys, there are " +
+                    std::to_string(chain.blocks));
+    }
+    restart_batch();
+    items_.clear();
+    append_merged(spans);
+}
+
+// Within a batch pins are only added, so what a scan passed once it need not look at again.
+void Index::restart_batch() {
+    order_.begin_batch();
+    for (auto& blocked : slab_blocked_) blocked.clear();
+    budget_ = ~std::uint64_t{0};
+}
+
+void Index::append_merged(const std::vector<Span>& spans) {
+    std::vector<std::uint32_t> at;
+    at.reserve(spans.size());
+    for (const Span& s : spans) at.push_back(s.begin);
+    for (;;) {
+        std::uint32_t best = kNone, best_end = kNone;
+        for (std::uint32_t g = 0; g < groups(); ++g) {
+            const std::uint32_t end = (at[g] + 1) * group(g).multiple;
+            if (at[g] < spans[g].end && end < best_end) {
+                best = g;
+                best_end = end;
+            }
+        }
+        if (best == kNone) return;
+        items_.push_back(Item{at[best]++, kNone, best_end, static_cast<std::uint8_t>(best), kSkip});
+    }
+}
+
+// Stages of 32, so that the cache misses of a stage overlap: bucket, then entry, then compare.
+void Index::find_all(const Chain& chain) {
+    constexpr std::size_t kStage = 32;
+    std::uint32_t hashes[kStage];
+    for (std::size_t first = 0; first < items_.size(); first += kStage) {
+        const std::size_t n = std::min(kStage, items_.size() - first);
+        Item* const items = items_.data() + first;
+        for (std::size_t i = 0; i < n; ++i) {
+            hashes[i] = hash_key(chain.at(group(items[i].group).multiple, items[i].block));
+            tables_[items[i].group].prefetch(hashes[i]);
+        }
+        for (std::size_t i = 0; i < n; ++i) {
+            items[i].entry = tables_[items[i].group].guess(hashes[i]);
+            if (items[i].entry != kNone) pool_.prefetch(items[i].entry);
+        }
+        for (std::size_t i = 0; i < n; ++i) {
+            if (items[i].entry == kNone) continue;
+            const KeyTable& table = tables_[items[i].group];
+            const std::uint8_t* key = chain.at(group(items[i].group).multiple, items[i].block);
+            if (!table.equal(items[i].entry, key)) items[i].entry = table.find(hashes[i], key);
+        }
+    }
+}
+
+void Index::probe(const Chain& chain, std::uint32_t g, std::uint32_t begin, std::uint32_t end,
+                  std::uint8_t* codes) const {
+    constexpr std::uint32_t kStage = 32;
+    const KeyTable& table = tables_[g];
+    const std::uint32_t multiple = group(g).multiple;
+    std::uint32_t hashes[kStage], ids[kStage];
+    for (std::uint32_t first = begin; first < end; first += kStage) {
+        const std::uint32_t n = std::min(kStage, end - first);
+        for (std::uint32_t i = 0; i < n; ++i) {
+            hashes[i] = hash_key(chain.at(multiple, first + i));
+            table.prefetch(hashes[i]);
+        }
+        for (std::uint32_t i = 0; i < n; ++i) {
+            ids[i] = table.guess(hashes[i]);
+            if (ids[i] != kNone) pool_.prefetch(ids[i]);
+        }
+        for (std::uint32_t i = 0; i < n; ++i) {
+            const std::uint8_t* key = chain.at(multiple, first + i);
+            if (ids[i] != kNone && !table.equal(ids[i], key)) ids[i] = table.find(hashes[i], key);
+            codes[first - begin + i] = ids[i] == kNone ? 0 : code(pool_[ids[i]]);
+        }
+    }
+}
+
+const std::int32_t* Index::page(const std::vector<Span>& spans, const Item& item) const {
+    const Span& s = spans[item.group];
+    return item.block < s.count && s.pages[item.block] >= 0 ? s.pages + item.block : nullptr;
+}
+
+// ---- room
+
+bool Index::make_room(int tier, const Newcomer& x, const Chain& chain) {
+    SlabArena& arena = arenas_[tier];
+    if (arena.promise(x.group)) return true;
+    if (budget_ == 0) return false;
+    const std::uint32_t victim = order_.victim(tier, x, chain);
+    const std::uint32_t slab = idle_slab(tier, x, chain, victim);
+    if (slab == kNone && victim == kNone) return false;
+    --budget_;
+    if (slab != kNone) {
+        empty_slab(tier, slab);
+    } else {
+        ++counters_.evicted[tier];
+        drop(victim, tier);
+    }
+    return arena.promise(x.group);
+}
+
+bool Index::could_make_room(int tier, const Newcomer& x, const Chain& chain) {
+    if (arenas_[tier].could_promise(x.group)) return true;
+    const std::uint32_t victim = order_.victim(tier, x, chain);
+    return victim != kNone || idle_slab(tier, x, chain, victim) != kNone;
+}
+
+// The slab of another group that was used longest ago, if that was before the victim's segment (without a
+// victim: before x's own); kNone if there is none.
+std::uint32_t Index::idle_slab(int tier, const Newcomer& x, const Chain& chain, std::uint32_t victim) {
+    if (groups() == 1 || options_.slots_per_slab[x.group] == 0) return kNone;
+    const std::uint64_t limit = order_.segment(victim == kNone ? x.segment : pool_[victim].segment).order;
+    const std::vector<SlabArena::Slab>& slabs = arenas_[tier].slabs();
+    std::vector<bool>& blocked = slab_blocked_[tier];
+    if (blocked.empty()) blocked.assign(slabs.size(), false);
+    for (;;) {
+        std::uint32_t best = kNone;
+        for (std::uint32_t i = 0; i < slabs.size(); ++i) {
+            if (slabs[i].owner < 0 || slabs[i].owner == static_cast<std::int32_t>(x.group) || blocked[i])
+                continue;
+            if (slabs[i].last_use >= limit) continue;
+            if (best == kNone || slabs[i].last_use < slabs[best].last_use) best = i;
+        }
+        if (best == kNone || slab_is_free_to_go(tier, best, x, chain)) return best;
+        blocked[best] = true;
+    }
+}
+
+void Index::empty_slab(int tier, std::uint32_t slab) {
+    const SlabArena::Slab& s = arenas_[tier].slabs()[slab];
+    ++counters_.slabs_moved;
+    for (std::uint32_t i = 0; i < s.slots && s.owner >= 0; ++i) {
+        if (s.free.test(i)) continue;
+        ++counters_.evicted[tier];
+        drop(s.entries[i], tier);
+    }
+}
+
+bool Index::slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain) const {
+    const SlabArena& arena = arenas_[tier];
+    const SlabArena::Slab& s = arena.slabs()[slab];
+    if (!arena.can_empty(slab)) return false;
+    for (std::uint32_t i = 0; i < s.slots; ++i) {
+        if (s.free.test(i)) continue;
+        const Entry& e = pool_[s.entries[i]];
+        if (e.pins != 0 || e.segment == x.segment || order_.own_prefix(e, x, chain)) return false;
+    }
+    return true;
+}
+
+// ---- entries
+
+void Index::join(std::uint32_t segment, Item& item, std::uint32_t& hint) {
+    Entry& e = pool_[item.entry];
+    if (e.segment == segment) {
+        hint = item.entry;
+    } else {
+        order_.unlink(item.entry);
+        order_.link(segment, item.entry, hint);
+    }
+    if (groups() == 1) return;
+    for (int t = 0; t < kTiers; ++t) {
+        if (e.slot[t] >= 0) arenas_[t].touch(e.slot[t], order_.segment(segment).order);
+    }
+}
+
+// A new entry in its table; kNone if the key has one already.
+std::uint32_t Index::make_entry(const Chain& chain, const Item& item) {
+    const std::uint32_t multiple = group(item.group).multiple;
+    const std::uint8_t* key = chain.at(multiple, item.block);
+    const std::uint32_t hash = hash_key(key);
+    if (tables_[item.group].find(hash, key) != kNone) return kNone;
+    const std::uint32_t id = pool_.make(key, item.group, item.block);
+    if (item.block > 0) {
+        const std::uint8_t* p = chain.at(multiple, item.block - 1);
+        pool_[id].parent = p[0] | p[1] << 8 | p[2] << 16 | static_cast<std::uint32_t>(p[3]) << 24;
+    }
+    tables_[item.group].insert(hash, id);
+    return id;
+}
+
+// The block loses its slot in the tier. REQUIRES: no pins, linked.
+void Index::drop(std::uint32_t id, int tier) {
+    const Entry& e = pool_[id];
+    if (tier == kHost && e.has(kWantDisk)) ++counters_.dropped_disk_backlog;
+    clear_slot(id, tier);
+    log(e, kRemoved, tier);
+    settle(id);
+}
+
+// Invisible from now on; the slots stay with the jobs that hold pins. REQUIRES: pins.
+void Index::doom(std::uint32_t id) {
+    Entry& e = pool_[id];
+    if (e.has(kDoomed)) return;
+    tables_[e.group].erase(hash_key(e.key), id);
+    const std::uint8_t was = e.flags;
+    e.flags = static_cast<std::uint8_t>((was & (kHostBusy | kDiskBusy | kWantDisk)) | kDoomed);
+    for (int t = 0; t < kTiers; ++t) {
+        if (was & valid_bit(t)) log(e, kRemoved, t);
+    }
+    if ((was & (kHostValid | kDiskValid)) == 0) log(e, kMarked, kHost);
+    order_.unlink(id);
+}
+
+// Ends an entry that nothing holds any more.
+void Index::settle(std::uint32_t id) {
+    const Entry& e = pool_[id];
+    if (e.pins != 0) return;
+    if (!e.has(kDoomed) && (e.slot[kHost] >= 0 || e.slot[kDisk] >= 0)) return;
+    release_entry(id);
+}
+
+void Index::release_entry(std::uint32_t id) {
+    Entry& e = pool_[id];
+    for (int t = 0; t < kTiers; ++t) {
+        if (e.slot[t] >= 0) clear_slot(id, t);
+    }
+    if (!e.has(kDoomed)) {
+        tables_[e.group].erase(hash_key(e.key), id);
+        order_.unlink(id);
+    }
+    pool_.retire(id);
+    if (e.has(kWantDisk)) {  // its place in the queue gives the id back
+        --wanted_;
+    } else {
+        pool_.recycle(id);
+    }
+}
+
+void Index::set_slot(std::uint32_t id, int tier, std::int32_t slot, std::uint8_t bit) {
+    Entry& e = pool_[id];
+    e.slot[tier] = slot;
+    set_bits(e, bit, 0);
+    if (e.pins != 0) ++pinned_[tier][e.group];
+    if (e.segment == kNone) return;
+    order_.gained(id, tier);
+    if (groups() > 1) arenas_[tier].touch(slot, order_.segment(e.segment).order);
+}
+
+void Index::clear_slot(std::uint32_t id, int tier) {
+    Entry& e = pool_[id];
+    arenas_[tier].release(e.slot[tier]);
+    e.slot[tier] = -1;
+    set_bits(e, 0, static_cast<std::uint8_t>(valid_bit(tier) | busy_bit(tier)));
+    if (e.pins != 0) --pinned_[tier][e.group];
+    if (e.segment != kNone) order_.lost(id, tier);
+}
+
+// REQUIRES: a promise to the entry's group.
+void Index::take_slot(std::uint32_t id, int tier, std::uint8_t bit) {
+    set_slot(id, tier, arenas_[tier].take(pool_[id].group, id), bit);
+}
+
+void Index::set_bits(Entry& e, std::uint8_t set, std::uint8_t clear) {
+    const std::uint8_t was = e.flags;
+    e.flags = static_cast<std::uint8_t>((was & ~clear) | set);
+    const std::uint8_t changed = was ^ e.flags;
+    if ((changed & (kHostBusy | kDiskBusy)) == 0) return;
+    for (int t = 0; t < kTiers; ++t) {
+        if (changed & busy_bit(t)) e.has(busy_bit(t)) ? ++busy_[t][e.group] : --busy_[t][e.group];
+    }
+    if (changed & kDiskBusy) e.has(kDiskBusy) ? ++writing_ : --writing_;
+}
+
+void Index::pin(Entry& e) {
+    if (e.pins++ != 0) return;
+    for (int t = 0; t < kTiers; ++t) pinned_[t][e.group] += e.slot[t] >= 0 ? 1 : 0;
+}
+
+void Index::unpin(Entry& e) {
+    if (--e.pins != 0) return;
+    for (int t = 0; t < kTiers; ++t) pinned_[t][e.group] -= e.slot[t] >= 0 ? 1 : 0;
+}
+
+std::uint8_t Index::code(const Entry& e) const {
+    if (e.has(kDoomed)) return 0;
+    return static_cast<std::uint8_t>((e.has(kHostValid) ? kCodeHost : 0) | (on_disk(e) ? kCodeDisk : 0) |
+                                     (e.has(kPending) ? kCodePending : 0) |
+                                     (e.has(kLoading) ? kCodeLoading : 0));
+}
+
+void Index::log(const Entry& e, ChangeKind kind, int tier) {
+    Change& c = log_.add();
+    std::memcpy(c.key, e.key, 16);
+    c.seq = e.segment == kNone ? 0 : order_.segment(e.segment).order;
+    c.depth = static_cast<std::int32_t>(e.depth);
+    c.group = e.group;
+    c.kind = kind;
+    c.tier = static_cast<std::uint8_t>(tier);
+    c.code = code(e);
+}
+
+// ---- copies
+
+BlockCopy Index::copy_of(std::uint32_t id, std::int32_t page, std::int32_t host, std::int32_t disk,
+                         std::uint16_t flags) const {
+    const Entry& e = pool_[id];
+    BlockCopy c;
+    std::memcpy(c.key, e.key, 16);
+    c.seq = order_.segment(e.segment).order;
+    c.entry = id;
+    c.page = page;
+    c.host = host;
+    c.disk = disk;
+    c.depth = static_cast<std::int32_t>(e.depth);
+    c.parent = e.parent;
+    c.group = e.group;
+    c.flags = flags;
+    c.reserved = 0;
+    return c;
+}
+
+// A job that ended twice, or copies that were changed, must not touch somebody else's pins.
+void Index::check_copies(const BlockCopy* copies, std::size_t n, Ending ending) const {
+    for (std::size_t i = 0; i < n; ++i) {
+        const BlockCopy& c = copies[i];
+        bool good = c.entry < pool_.size() && pool_[c.entry].in_use() && pool_[c.entry].pins != 0 &&
+                    pool_[c.entry].group == c.group && std::memcmp(pool_[c.entry].key, c.key, 16) == 0;
+        const bool transit = (c.flags & kCopyTransit) != 0;
+        const bool into_host =
+            !transit && (ending == kEndsStore || (ending == kEndsLoad && c.flags & kCopyRead));
+        const bool into_disk = ending == kEndsWrite || (ending == kEndsStore && transit);
+        if (good && into_host) good = pool_[c.entry].has(kHostBusy) && pool_[c.entry].slot[kHost] == c.host;
+        if (good && into_disk) good = pool_[c.entry].has(kDiskBusy) && pool_[c.entry].slot[kDisk] == c.disk;
+        require(good, "copy " + std::to_string(i) + " names entry " + std::to_string(c.entry) +
+                          ", which no such job holds; a job ends once, with the copies it was given");
+    }
+}
+
+}  // namespace kvoffload

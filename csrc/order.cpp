@@ -1,0 +1,164 @@
+#include "order.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvoffload {
+
+Order::Order(EntryPool& pool, std::vector<std::uint32_t> multiples, std::unique_ptr<Policy> host,
+             std::unique_ptr<Policy> disk)
+    : pool_(pool), multiples_(std::move(multiples)) {
+    policies_[kHost] = std::move(host);
+    policies_[kDisk] = std::move(disk);
+    begin_batch();
+}
+
+std::uint32_t Order::make(std::uint64_t order, double now) {
+    std::uint32_t id = static_cast<std::uint32_t>(segments_.size());
+    if (free_.empty()) {
+        segments_.emplace_back();
+        tails_.resize(tails_.size() + multiples_.size() * kTiers);
+    } else {
+        id = free_.back();
+        free_.pop_back();
+    }
+    segments_[id] = Segment{};
+    segments_[id].order = order;
+    segments_[id].live = true;
+    for (auto& p : policies_) p->on_open(id, order, now);
+    return id;
+}
+
+std::uint32_t Order::open(double now) {
+    now_ = now;
+    const std::uint32_t id = make(++order_, now);
+    segments_[id].open = true;
+    return id;
+}
+
+std::uint32_t Order::restore(std::uint64_t order) {
+    order_ = std::max(order_, order);
+    return make(order, now_);
+}
+
+void Order::close(std::uint32_t segment, int reason, double now) {
+    now_ = now;
+    segments_[segment].open = false;
+    for (auto& p : policies_) p->on_close(segment, reason, now);
+    erase_if_done(segment);
+}
+
+void Order::erase_if_done(std::uint32_t segment) {
+    Segment& s = segments_[segment];
+    if (s.open || s.size != 0) return;
+    s.live = false;
+    for (auto& p : policies_) p->on_erase(segment);
+    free_.push_back(segment);
+}
+
+void Order::touch(std::uint32_t segment, std::uint32_t blocks) {
+    segments_[segment].order = ++order_;
+    for (auto& p : policies_) p->on_touch(segment, order_, now_, blocks);
+}
+
+void Order::link(std::uint32_t segment, std::uint32_t id, std::uint32_t& hint) {
+    Segment& s = segments_[segment];
+    Entry& e = pool_[id];
+    const std::uint64_t at = position(e);
+    std::uint32_t before = s.tail;
+    if (before != kNone && position(pool_[before]) > at) {
+        before = hint != kNone && position(pool_[hint]) <= at ? hint : kNone;
+        std::uint32_t next = before == kNone ? s.head : pool_[before].next;
+        while (next != kNone && position(pool_[next]) <= at) {
+            before = next;
+            next = pool_[next].next;
+        }
+    }
+    const std::uint32_t after = before == kNone ? s.head : pool_[before].next;
+    e.segment = segment;
+    e.prev = before;
+    e.next = after;
+    (before == kNone ? s.head : pool_[before].next) = id;
+    (after == kNone ? s.tail : pool_[after].prev) = id;
+    ++s.size;
+    hint = id;
+    for (int t = 0; t < kTiers; ++t) {
+        if (e.slot[t] >= 0) gained(id, t);
+    }
+}
+
+void Order::unlink(std::uint32_t id) {
+    Entry& e = pool_[id];
+    for (int t = 0; t < kTiers; ++t) {
+        if (e.slot[t] >= 0) drop_tail(id, t);
+    }
+    Segment& s = segments_[e.segment];
+    (e.prev == kNone ? s.head : pool_[e.prev].next) = e.next;
+    (e.next == kNone ? s.tail : pool_[e.next].prev) = e.prev;
+    --s.size;
+    const std::uint32_t segment = e.segment;
+    e.prev = e.next = e.segment = kNone;
+    erase_if_done(segment);
+}
+
+void Order::gained(std::uint32_t id, int tier) {
+    const Entry& e = pool_[id];
+    Tail& t = tails_[cell(e.segment, e.group, tier)];
+    if (t.count++ == 0 || pool_[t.tail].depth < e.depth) t.tail = id;
+    if (segments_[e.segment].resident[tier]++ == 0) policies_[tier]->on_resident(e.segment, true);
+}
+
+void Order::lost(std::uint32_t id, int tier) { drop_tail(id, tier); }
+
+// REQUIRES: the entry is linked and counted; its slot number may be gone already.
+void Order::drop_tail(std::uint32_t id, int tier) {
+    const Entry& e = pool_[id];
+    Tail& t = tails_[cell(e.segment, e.group, tier)];
+    if (--t.count == 0) {
+        t.tail = kNone;
+    } else if (t.tail == id) {
+        std::uint32_t back = e.prev;
+        while (pool_[back].group != e.group || pool_[back].slot[tier] < 0) back = pool_[back].prev;
+        t.tail = back;
+    }
+    if (--segments_[e.segment].resident[tier] == 0) leave(e.segment, tier);
+}
+
+void Order::leave(std::uint32_t segment, int tier) {
+    for (Scan& scan : scans_[tier]) {
+        if (scan.at == segment) scan.at = policies_[tier]->next_victim(segment);
+    }
+    policies_[tier]->on_resident(segment, false);
+}
+
+void Order::begin_batch() {
+    for (auto& scans : scans_) scans.assign(multiples_.size(), Scan{});
+}
+
+bool Order::own_prefix(const Entry& e, const Newcomer& x, const Chain& chain) const {
+    if (end(e) > x.end) return false;
+    const std::uint8_t* key = chain.at(multiples_[e.group], e.depth);
+    return key != nullptr && std::memcmp(key, e.key, 16) == 0;
+}
+
+std::uint32_t Order::victim(int tier, const Newcomer& x, const Chain& chain) {
+    Scan& scan = scans_[tier][x.group];
+    if (!scan.started) {
+        scan.started = true;
+        scan.at = policies_[tier]->next_victim(kNone);
+    }
+    for (; scan.at != kNone; scan.at = policies_[tier]->next_victim(scan.at)) {
+        const std::uint32_t last = tail(scan.at, x.group, tier);
+        if (scan.at == x.segment) {
+            return last != kNone && pool_[last].pins == 0 && end(pool_[last]) > x.end ? last : kNone;
+        }
+        if (last != kNone && pool_[last].pins == 0 && !own_prefix(pool_[last], x, chain)) return last;
+    }
+    return kNone;
+}
+
+std::size_t Order::memory_bytes() const {
+    return segments_.capacity() * sizeof(Segment) + tails_.capacity() * sizeof(Tail) + free_.capacity() * 4;
+}
+
+}  // namespace kvoffload

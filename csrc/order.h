@@ -1,0 +1,122 @@
+// Segments and, through one Policy per tier, the order in which blocks are given up.
+//
+// A segment is the maximal run of blocks, over all groups, last touched by one request. Its entries form one
+// list in increasing position = (end in base blocks, group). Per tier and group the segment knows its deepest
+// entry that has a slot there (`tail`); victims are always such tails, so a prefix never loses its head
+// first. An id is used again only after the segment is closed and empty. Thread: owned by the Index.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "entry_pool.h"
+#include "policy.h"
+
+namespace kvoffload {
+
+// The keys of one sequence: block j of a group with multiple k has the key keys[(j + 1) * k - 1].
+struct Chain {
+    const std::uint8_t* keys = nullptr;
+    std::uint64_t blocks = 0;  // base blocks
+
+    const std::uint8_t* at(std::uint32_t multiple, std::uint32_t block) const {
+        const std::uint64_t i = (static_cast<std::uint64_t>(block) + 1) * multiple - 1;
+        return i < blocks ? keys + i * 16 : nullptr;
+    }
+};
+
+// A block that asks for room: victims must not be of its own prefix.
+struct Newcomer {
+    std::uint32_t segment;
+    std::uint32_t end;  // base blocks
+    std::uint32_t group;
+};
+
+struct Segment {
+    std::uint64_t order = 0;  // rises with every touch over the whole index; the copies' seq
+    std::uint32_t head = kNone, tail = kNone;
+    std::uint32_t size = 0;
+    std::uint32_t resident[kTiers] = {0, 0};
+    bool live = false;  // the id is in use
+    bool open = false;
+};
+
+class Order {
+  public:
+    Order(EntryPool& pool, std::vector<std::uint32_t> multiples, std::unique_ptr<Policy> host,
+          std::unique_ptr<Policy> disk);
+
+    std::uint32_t open(double now);
+    // As `open` and `close` for a segment found on disk; `order` must rise from call to call.
+    std::uint32_t restore(std::uint64_t order);
+    void close(std::uint32_t segment, int reason, double now);
+    bool is_open(std::uint32_t segment) const {
+        return segment < segments_.size() && segments_[segment].open;
+    }
+
+    // The segment becomes the most recent one in every tier.
+    void touch(std::uint32_t segment, std::uint32_t blocks);
+    // Into the list, by position. `hint`: kNone, or an entry of the segment; moves to the new entry, so that
+    // a batch in increasing positions walks the list once at most.
+    void link(std::uint32_t segment, std::uint32_t id, std::uint32_t& hint);
+    void unlink(std::uint32_t id);
+    // A linked entry got or lost its slot in the tier.
+    void gained(std::uint32_t id, int tier);
+    void lost(std::uint32_t id, int tier);
+
+    // Start of a batch: scans for victims begin anew. Within a batch pins are only added, so a segment once
+    // passed stays passed.
+    void begin_batch();
+    // The entry to give up for x in its group, or kNone: x is the least valuable itself, or nothing may go.
+    // Goes through the tier's segments from the least valuable one: x's own segment gives its tail if that
+    // lies deeper than x, else x loses; another gives its tail unless this is pinned or of x's own prefix.
+    std::uint32_t victim(int tier, const Newcomer& x, const Chain& chain);
+
+    const Segment& segment(std::uint32_t id) const { return segments_[id]; }
+    std::uint32_t segments() const { return static_cast<std::uint32_t>(segments_.size()); }
+    std::uint32_t tail(std::uint32_t segment, std::uint32_t group, int tier) const {
+        return tails_[cell(segment, group, tier)].tail;
+    }
+    std::uint32_t count(std::uint32_t segment, std::uint32_t group, int tier) const {
+        return tails_[cell(segment, group, tier)].count;
+    }
+    Policy& policy(int tier) { return *policies_[tier]; }
+    const Policy& policy(int tier) const { return *policies_[tier]; }
+    std::uint32_t end(const Entry& e) const { return (e.depth + 1) * multiples_[e.group]; }
+    std::uint64_t position(const Entry& e) const { return static_cast<std::uint64_t>(end(e)) << 8 | e.group; }
+    // Block lies on the chain and ends at or before x: dropping it would cut x off from its start.
+    bool own_prefix(const Entry& e, const Newcomer& x, const Chain& chain) const;
+    std::size_t memory_bytes() const;
+
+  private:
+    struct Tail {
+        std::uint32_t tail = kNone;
+        std::uint32_t count = 0;
+    };
+    struct Scan {
+        std::uint32_t at = kNone;
+        bool started = false;
+    };
+
+    std::size_t cell(std::uint32_t segment, std::uint32_t group, int tier) const {
+        return (static_cast<std::size_t>(segment) * multiples_.size() + group) * kTiers +
+               static_cast<std::size_t>(tier);
+    }
+    std::uint32_t make(std::uint64_t order, double now);
+    void erase_if_done(std::uint32_t segment);
+    void drop_tail(std::uint32_t id, int tier);
+    void leave(std::uint32_t segment, int tier);
+
+    EntryPool& pool_;
+    const std::vector<std::uint32_t> multiples_;
+    std::unique_ptr<Policy> policies_[kTiers];
+    std::vector<Segment> segments_;
+    std::vector<Tail> tails_;  // by segment, group, tier
+    std::vector<std::uint32_t> free_;
+    std::vector<Scan> scans_[kTiers];  // by group
+    std::uint64_t order_ = 0;
+    double now_ = 0;
+};
+
+}  // namespace kvoffload
