@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvoffload.errors import KVOffloadError
+from kvoffload.replay.commands import replay
 from kvoffload.traces.commands import app as trace_app
 
 
@@ -29,4 +30,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="The KV cache of an LLM engine through tiers: HBM, CPU, disk.",
 )
+app.command("replay")(replay)
 app.add_typer(trace_app, name="trace")

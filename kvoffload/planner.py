@@ -72,7 +72,7 @@ class Planner:
         self._finished: list[Finished] = []
         self._geometry: Geometry | None = None
         self._reset_disk = False
-        self._disk_ok = [True] * ranks
+        self._disk_ok = dict.fromkeys(range(ranks), True)
         self._now = 0.0
         self._tiers: _Tiers | None = None
 
@@ -225,7 +225,7 @@ class Planner:
         if self._tiers is None:
             return []
         for outcome in outcomes:
-            if self._disk_ok[outcome.rank] is not outcome.disk_ok:
+            if self._disk_ok.get(outcome.rank, outcome.disk_ok) is not outcome.disk_ok:
                 self._note_health(outcome, self._tiers.index)
             running = self._inflight.report(outcome)
             if running is None:
@@ -235,13 +235,14 @@ class Planner:
             else:
                 self._finished += self._tiers.stores.ended(running, self._deadline, self._requests)
         self._finished += self._tiers.loads.advance(self._now)
+        self._tiers.stores.plan_writes(self._now, self._deadline)
         finished, self._finished = self._finished, []
         return finished
 
     def _note_health(self, outcome: Outcome, index: Index) -> None:
-        before = all(self._disk_ok)
+        before = all(self._disk_ok.values())
         self._disk_ok[outcome.rank] = outcome.disk_ok
-        after = all(self._disk_ok)
+        after = all(self._disk_ok.values())
         if before is not after:
             index.set_online(DISK, after)
             self.counters.add("disk_back" if after else "disk_lost")
@@ -275,7 +276,8 @@ class Planner:
         """Slots of all tiers that a job holds."""
         if self._tiers is None:
             return 0
-        return sum(int(self._tiers.index.usage(tier)["pinned"]) for tier in (HOST, DISK))
+        index = self._tiers.index
+        return sum(int(row["pinned"]) for tier in (HOST, DISK) for row in index.usage(tier)["groups"])
 
     def check_integrity(self) -> None:
         """Raises RuntimeError naming the first invariant of the index that does not hold."""
@@ -293,10 +295,9 @@ class Planner:
 
     def stats(self) -> Stats:
         """Counters since start, and gauges of now."""
-        slots = {g.slot_bytes for g in self.layout.groups}
         return Stats.collect(
             self.counters,
             None if self._tiers is None else self._tiers.index,
-            slot_bytes=slots.pop() * self._ranks if len(slots) == 1 else 0,
-            config=self.config.effective(),
+            [g.slot_bytes * self._ranks for g in self.layout.groups],
+            self.config.effective(),
         )

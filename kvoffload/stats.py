@@ -7,7 +7,7 @@ so a load that was declined or failed is never credited.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -103,9 +103,10 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class TierUsage:
-    """One tier now, in slots.
+    """One tier now, in bytes of slots over all ranks.
 
-    used: holds a visible block or is promised to one; pinned: held by running jobs; pending: waits for its write.
+    capacity: all slabs, as slots of the group that wastes least of a slab. used: holds a visible block or is promised
+    to one; pinned: held by running jobs; pending: bytes are on their way into it.
     """
 
     capacity: int = 0
@@ -142,14 +143,10 @@ class UsageSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A snapshot of one instance: every counter, every tier's gauges, the configuration in force.
-
-    slot_bytes: bytes of a slot over all ranks, where all groups have equal slots; 0 = gauges in slots only.
-    """
+    """A snapshot of one instance: every counter, every tier's gauges, the configuration in force."""
 
     totals: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(sorted(NAMES), 0))
     tiers: Mapping[str, TierUsage] = field(default_factory=lambda: {t: TierUsage() for t in TIERS})
-    slot_bytes: int = 0
     config: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
@@ -157,17 +154,19 @@ class Stats:
         cls,
         counters: Counters,
         index: UsageSource | None,
-        *,
-        slot_bytes: int = 0,
+        slot_bytes: Sequence[int] = (),
         config: Mapping[str, object] | None = None,
     ) -> Stats:
-        """What is counted now, by the planner and by the index in INDEX_NAMES. Without an index nothing is stored."""
+        """What is counted now, by the planner and by the index in INDEX_NAMES. Without an index nothing is stored.
+
+        slot_bytes: by group, bytes of one slot over all ranks.
+        """
         theirs = {} if index is None else index.counters()
         totals = {ours: theirs.get(name, 0) for name, ours in INDEX_NAMES.items()} | counters.as_dict()
         tiers = {tier: TierUsage() for tier in TIERS}
         if index is not None:
-            tiers = {tier: _usage(index.usage(number)) for number, tier in enumerate(TIERS)}
-        return cls(totals, tiers, slot_bytes, config or {})
+            tiers = {tier: _usage(index.usage(number), slot_bytes) for number, tier in enumerate(TIERS)}
+        return cls(totals, tiers, config or {})
 
     def family(self, metric: str) -> dict[str, int]:
         """The counters of one metric by label value, for example family("loaded_blocks")["disk"]."""
@@ -179,10 +178,6 @@ class Stats:
         """Blocks not kept, by reason."""
         return self.family("dropped")
 
-    def free_slots(self, tier: str) -> int:
-        """Slots of "host" or "disk" that can be taken without giving anything up."""
-        return self.tiers[tier].free
-
     def as_dict(self) -> dict[str, Any]:
         """Everything by name, for JSON: metrics without a label as a number, with one as a mapping."""
         body: dict[str, Any] = {}
@@ -190,7 +185,7 @@ class Stats:
             values = self.family(family.metric)
             body[family.metric] = values if family.label else values[""]
         body["tiers"] = {tier: {**asdict(usage), "free": usage.free} for tier, usage in self.tiers.items()}
-        return {**body, "slot_bytes": self.slot_bytes, "config": dict(self.config)}
+        return {**body, "config": dict(self.config)}
 
     def samples(self) -> Iterator[Sample]:
         """Every value as a metric with labels."""
@@ -199,13 +194,16 @@ class Stats:
                 labels = {family.label: value} if family.label else {}
                 yield Sample(f"kvoffload_{family.metric}", "counter", family.text, labels, self.totals[name])
         for tier, usage in self.tiers.items():
-            for name, slots in asdict(usage).items():
-                text = f"{name.capitalize()} slots of the {tier} tier."
-                yield Sample(f"kvoffload_{tier}_{name}_slots", "gauge", text, {}, slots)
-                if self.slot_bytes:
-                    text = f"{name.capitalize()} bytes of the {tier} tier."
-                    yield Sample(f"kvoffload_{tier}_{name}_bytes", "gauge", text, {}, slots * self.slot_bytes)
+            for name, value in asdict(usage).items():
+                text = f"{name.capitalize()} bytes of the {tier} tier."
+                yield Sample(f"kvoffload_{tier}_{name}_bytes", "gauge", text, {}, value)
 
 
-def _usage(raw: Mapping[str, Any]) -> TierUsage:
-    return TierUsage(raw["capacity"], raw["used"], raw["pinned"], raw["pending"])
+def _usage(raw: Mapping[str, Any], slot_bytes: Sequence[int]) -> TierUsage:
+    """What the index says by group, in bytes."""
+
+    def total(name: str) -> int:
+        return sum(row[name] * size for row, size in zip(raw["groups"], slot_bytes, strict=True))
+
+    capacity = max(row["capacity_slots"] * size for row, size in zip(raw["groups"], slot_bytes, strict=True))
+    return TierUsage(capacity, total("used"), total("pinned"), total("pending"))

@@ -14,9 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOFT_LINES, HARD_LINES = 300, 500
-TEXT = {".py", ".pyi", ".h", ".cuh", ".cpp", ".cu", ".toml", ".md", ".yaml", ".sh", ".in", ""}
+TEXT = {".py", ".pyi", ".c", ".h", ".cuh", ".cpp", ".cu", ".toml", ".md", ".yaml", ".sh", ".in", ""}
 FOLDERS = ("kvoffload", "connectors", "csrc", "tests", "bench", "docs", ".ci")
-NATIVE = {".h", ".cuh", ".cpp", ".cu"}
+NATIVE = {".c", ".h", ".cuh", ".cpp", ".cu"}
 
 SPINE: dict[str, set[str]] = {
     "keys": set(),
@@ -206,13 +206,14 @@ def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 def test_classes_stay_small():
     """A class has at most 20 methods that are not special, an interface at most 7 abstract ones."""
+    large = []
     for place, node in classes():
         own = [m for m in methods(node) if not (m.name.startswith("__") and m.name.endswith("__"))]
-        abstract = [
-            m for m in own if any(ast.unparse(d).endswith("abstractmethod") for d in m.decorator_list)
-        ]
-        assert len(own) <= 20, place
-        assert len(abstract) <= 7, place
+        abstract = [m for m in own if any("abstractmethod" in ast.unparse(d) for d in m.decorator_list)]
+        if len(own) > 20 or len(abstract) > 7:
+            large.append(f"{place}: {len(own)} methods, {len(abstract)} abstract")
+
+    assert large == []
 
 
 def test_no_probing_of_attributes():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvoffload.testing.faults import CountingTier, FailingTier, GatedCopier, GatedTier
 
 from kvoffload.config import Config
 from kvoffload.local import Local
@@ -15,7 +14,8 @@ from kvoffload.messages import Inventory, Outcome
 from kvoffload.mover import NullMover
 from kvoffload.planner import ExactSlots, Planner
 from kvoffload.requests import RequestInfo
-from kvoffload.testing.rig import Clock, Keys, Rig, Sizes, one_group, wrapping
+from kvoffload.testing.faults import Counting, Failing, Fault, Gated, Op
+from kvoffload.testing.rig import BLOCK_BYTES, Clock, Keys, Rig, Sizes, one_group
 
 
 def ids(count: int, start: int = 0) -> list[int]:
@@ -24,18 +24,18 @@ def ids(count: int, start: int = 0) -> list[int]:
 
 def test_REF_01_a_match_pins_nothing() -> None:
     """After a match of 10 blocks the engine loads 4: 4 are pinned while they are copied, 0 before and after."""
-    gates, wrap = wrapping(GatedCopier)
-    with Rig(wrap_copier=wrap) as rig:
+    gate = Gated(is_open=True)
+    with Rig(copy_faults=[gate]) as rig:
         chain = Keys.of(ids(10))
         rig.store(chain)
         info, pages = rig.info(), rig.pages(chain, 64)
         assert rig.planner.match(info, chain).boundary == 160
         assert rig.planner.pinned() == 0
-        gates[0].hold()
+        gate.hold()
         rig.planner.load(info, chain, 64, pages)
         rig.local.step()
         assert rig.planner.pinned() == 4
-        gates[0].release()
+        gate.release()
         rig.local.drain()
         rig.planner.finish(info.id, "end_turn", 0.0)
         rig.check()
@@ -98,15 +98,15 @@ def test_REF_05_a_thousand_loads_leave_no_reference() -> None:
 
 def test_REF_06_a_slot_with_a_reader_is_not_handed_out() -> None:
     """Twice the capacity is stored while a load is held: its slots stay, and its bytes arrive right."""
-    gates, wrap = wrapping(GatedCopier)
-    with Rig(wrap_copier=wrap) as rig:
+    gate = Gated(is_open=True)
+    with Rig(copy_faults=[gate]) as rig:
         chain = Keys.of(ids(8))
         rig.store(chain)
         rig.wipe()
         info, pages = rig.info(), rig.pages(chain, 200)
         rig.planner.match(info, chain)
         plan = rig.planner.load(info, chain, 128, pages)
-        gates[0].hold()
+        gate.hold()
         rig.local.step()
         for start in range(1000, 1064, 16):
             other = Keys.of(ids(16, start))
@@ -115,7 +115,7 @@ def test_REF_06_a_slot_with_a_reader_is_not_handed_out() -> None:
             rig.planner.offer(sister, other, 256, theirs)
             rig.local.step()
             rig.planner.finish(sister.id, "end_turn", 0.0)
-        gates[0].release()
+        gate.release()
         finished = {f.id: f for f in rig.local.drain()}
         assert finished[plan.id].boundary == 128
         assert rig.mismatches(chain, pages, 0, 8) == 0
@@ -125,19 +125,19 @@ def test_REF_06_a_slot_with_a_reader_is_not_handed_out() -> None:
 
 def test_REF_08_and_10_a_pinned_full_tier_gives_back_pressure_and_recovers(tmp_path: Path) -> None:
     """With host pinned by running stores an offer is told to come again, at once; after they end it is served."""
-    gates, wrap = wrapping(GatedCopier)
-    with Rig(Sizes(host=2), wrap_copier=wrap) as rig:
+    gate = Gated(is_open=True)
+    with Rig(Sizes(host=2), copy_faults=[gate]) as rig:
         first, second = Keys.of(ids(16)), Keys.of(ids(8, start=100))
         info, pages = rig.info(), rig.pages(first)
         rig.paint(first, pages)
-        gates[0].hold()
+        gate.hold()
         rig.planner.offer(info, first, 256, pages)
         rig.local.step()
         late, theirs = rig.info(), rig.pages(second, 32)
         rig.paint(second, theirs)
         answer = rig.planner.offer(late, second, 128, theirs)
         assert (answer.blocks, answer.cursor, answer.blocked) == (0, 0, True)
-        gates[0].release()
+        gate.release()
         rig.local.drain()
         assert rig.planner.offer(late, second, 128, theirs).blocks == 8
         rig.local.drain()
@@ -160,15 +160,15 @@ def test_REF_13_only_the_shortfall_is_evicted() -> None:
     with Rig(Sizes(host=4)) as rig:
         old = Keys.of(ids(25))
         rig.store(old)
-        assert rig.planner.stats().free_slots("host") == 7
+        assert rig.planner.stats().tiers["host"].free == 7 * BLOCK_BYTES
         rig.store(Keys.of(ids(10, start=100)))
         assert rig.match(old).boundary == 22 * 16
 
 
 def test_REF_16_making_room_never_takes_what_a_load_is_about_to_read() -> None:
     """Host full: 8 blocks are being loaded while 8 others are stored; the 8 sources stay whole."""
-    gates, wrap = wrapping(GatedCopier)
-    with Rig(Sizes(host=2), wrap_copier=wrap) as rig:
+    gate = Gated(is_open=True)
+    with Rig(Sizes(host=2), copy_faults=[gate]) as rig:
         wanted, rest = Keys.of(ids(8)), Keys.of(ids(8, start=50))
         rig.store(wanted)
         rig.store(rest)
@@ -176,13 +176,13 @@ def test_REF_16_making_room_never_takes_what_a_load_is_about_to_read() -> None:
         new, theirs = Keys.of(ids(8, start=100)), None
         info, pages = rig.info(), rig.pages(wanted, 64)
         rig.planner.match(info, wanted)
-        gates[0].hold()
+        gate.hold()
         plan = rig.planner.load(info, wanted, 128, pages)
         other, theirs = rig.info(), rig.pages(new)
         rig.paint(new, theirs)
         rig.planner.offer(other, new, 128, theirs)
         rig.local.step()
-        gates[0].release()
+        gate.release()
         finished = {f.id: f for f in rig.local.drain()}
         assert finished[plan.id].boundary == 128
         assert rig.mismatches(wanted, pages, 0, 8) == 0
@@ -191,19 +191,19 @@ def test_REF_16_making_room_never_takes_what_a_load_is_about_to_read() -> None:
 
 def test_REF_18_what_a_prefetch_brings_is_looked_at_anew(tmp_path: Path) -> None:
     """While blocks are being prefetched the blocks before them go away: no match crosses the hole."""
-    gates, wrap = wrapping(GatedTier)
-    with Rig(Sizes(host=4, disk=2), path=tmp_path, wrap_tier=wrap) as rig:
+    gate = Gated(is_open=True)
+    with Rig(Sizes(host=4, disk=2), path=tmp_path, tier_faults=[gate]) as rig:
         chain = Keys.of(ids(8))
         rig.store(chain)
         rig.store(Keys.of(ids(32, start=100)))
         info = rig.info()
         found = rig.planner.match(info, chain)
         assert found.boundary == 0 or found.disk > 0
-        gates[0].hold()
+        gate.hold()
         rig.planner.prefetch(info, chain, deadline=50.0)
         rig.local.step()
         rig.planner.reset(["disk"])
-        gates[0].release()
+        gate.release()
         rig.local.drain()
         after = rig.match(chain)
         plan, _, wrong = rig.load(chain)
@@ -239,19 +239,19 @@ def test_TIER_03_a_miss_below_evicts_nothing_above(tmp_path: Path) -> None:
 
 def test_TIER_04_a_store_in_flight_is_pending_not_missing() -> None:
     """Turn 2 asks while turn 1 is being stored: pending, then a hit, and the block is stored once."""
-    gates, wrap = wrapping(GatedCopier)
-    with Rig(wrap_copier=wrap) as rig:
+    gate = Gated(is_open=True)
+    with Rig(copy_faults=[gate]) as rig:
         chain, info = Keys.of(ids(5)), rig.info()
         pages = rig.pages(chain)
         rig.paint(chain, pages)
-        gates[0].hold()
+        gate.hold()
         rig.planner.offer(info, chain, 80, pages)
         rig.local.step()
         found = rig.match(chain)
         assert (found.boundary, found.pending, found.wait) == (0, 80, True)
         other = rig.info()
         assert rig.planner.offer(other, chain, 80, rig.pages(chain, 32)).blocks == 0
-        gates[0].release()
+        gate.release()
         rig.local.drain()
         assert (rig.match(chain).boundary, rig.match(chain).wait) == (80, False)
         assert rig.planner.counters["stored_host"] == 5
@@ -261,16 +261,15 @@ def test_TIER_04_a_store_in_flight_is_pending_not_missing() -> None:
 @pytest.mark.parametrize("broken", [False, True])
 def test_TIER_05_sixteen_askers_cause_one_read(tmp_path: Path, broken: bool) -> None:
     """Sixteen requests want the same block from a slow disk: one read; if it fails, one retry and nobody hangs."""
-    tiers, count = wrapping(CountingTier)
-    faults, fail = wrapping(FailingTier)
+    count, fail = Counting(), Failing(times=2, ops={Op.READ})
     sizes = Sizes(host=2, disk=4, pages=512)
-    with Rig(sizes, path=tmp_path, wrap_tier=lambda t, r: count(fail(t, r), r)) as rig:
+    with Rig(sizes, path=tmp_path, tier_faults=[count, fail]) as rig:
         chain = Keys.of(ids(1))
         rig.store(chain)
         rig.planner.reset(["host"])
         key = chain.keys[0].tobytes()
         if broken:
-            faults[0].fail_reads({key}, times=2)
+            fail.keys = {key}
         rig.wipe()
         infos = [rig.info() for _ in range(16)]
         pages = [rig.pages(chain, n) for n in range(16)]
@@ -278,7 +277,7 @@ def test_TIER_05_sixteen_askers_cause_one_read(tmp_path: Path, broken: bool) -> 
             rig.planner.match(info, chain)
         plans = [rig.planner.load(i, chain, 16, p) for i, p in zip(infos, pages, strict=True)]
         finished = {f.id: f for f in rig.local.drain()}
-        assert tiers[0].reads_of({key}) == (2 if broken else 1)
+        assert count.copies(Op.READ, key) == (2 if broken else 1)
         for plan, mine in zip(plans, pages, strict=True):
             assert finished[plan.id].boundary == (0 if broken else 16)
             assert broken or rig.mismatches(chain, mine, 0, 1) == 0
@@ -290,10 +289,10 @@ def test_TIER_05_sixteen_askers_cause_one_read(tmp_path: Path, broken: bool) -> 
 def test_DISK_01_a_failed_write_is_not_visible_and_can_be_done_again(tmp_path: Path) -> None:
     """The second of three writes fails: two keys are on disk, the third is a miss there and counted; a later turn
     writes it."""
-    faults, wrap = wrapping(FailingTier)
-    with Rig(Sizes(host=4, disk=4), path=tmp_path, wrap_tier=wrap) as rig:
+    fail = Failing(times=1, ops={Op.WRITE})
+    with Rig(Sizes(host=4, disk=4), path=tmp_path, tier_faults=[fail]) as rig:
         chain = Keys.of(ids(3))
-        faults[0].fail_writes({chain.keys[1].tobytes()}, times=1)
+        fail.keys = {chain.keys[1].tobytes()}
         rig.store(chain)
         assert rig.planner.counters["stored_disk"] == 2
         assert rig.planner.stats().dropped["write_failed"] == 1
@@ -307,8 +306,8 @@ def test_DISK_01_a_failed_write_is_not_visible_and_can_be_done_again(tmp_path: P
 
 def test_PROG_04_a_bad_block_is_not_tried_for_ever(tmp_path: Path) -> None:
     """The slots file is cut: match, load (fails), match: a miss, after at most two attempts."""
-    tiers, wrap = wrapping(CountingTier)
-    with Rig(Sizes(host=2, disk=4), path=tmp_path, wrap_tier=wrap) as rig:
+    count = Counting()
+    with Rig(Sizes(host=2, disk=4), path=tmp_path, tier_faults=[count]) as rig:
         chain = Keys.of(ids(4))
         rig.store(chain)
         rig.planner.reset(["host"])
@@ -317,29 +316,29 @@ def test_PROG_04_a_bad_block_is_not_tried_for_ever(tmp_path: Path) -> None:
         plan, finished, _ = rig.load(chain)
         assert plan.boundary == 64
         assert finished[-1].boundary == 0
-        assert tiers[0].reads_of({chain.keys[0].tobytes()}) == 2
+        assert count.copies(Op.READ, chain.keys[0].tobytes()) == 2
         assert rig.match(chain).boundary == 0
         rig.check()
 
 
 def test_PROG_11_with_host_pinned_a_disk_hit_still_loads(tmp_path: Path) -> None:
     """Host full of pinned blocks: five disk blocks are served through transit, without an exception."""
-    gates, wrap = wrapping(GatedCopier)
-    with Rig(Sizes(host=1, disk=8), path=tmp_path, wrap_copier=wrap) as rig:
+    gate = Gated(is_open=True)
+    with Rig(Sizes(host=1, disk=8), path=tmp_path, copy_faults=[gate]) as rig:
         wanted, hot = Keys.of(ids(5)), Keys.of(ids(8, start=50))
         rig.store(wanted)
         rig.store(hot)
         assert rig.match(wanted).disk == 5
         reader, theirs = rig.info(), rig.pages(hot, 64)
         rig.planner.match(reader, hot)
-        gates[0].hold()
+        gate.hold()
         rig.planner.load(reader, hot, 128, theirs)
         rig.local.step()
         info, pages = rig.info(), rig.pages(wanted, 100)
         rig.planner.match(info, wanted)
         plan = rig.planner.load(info, wanted, 80, pages)
         rig.local.step()
-        gates[0].release()
+        gate.release()
         finished = {f.id: f for f in rig.local.drain()}
         assert finished[plan.id].boundary == 80
         assert rig.mismatches(wanted, pages, 0, 5) == 0
@@ -347,17 +346,17 @@ def test_PROG_11_with_host_pinned_a_disk_hit_still_loads(tmp_path: Path) -> None
 
 def test_DISK_the_tier_is_switched_off_after_failures_and_comes_back(tmp_path: Path) -> None:
     """A disk that fails every write is taken out of use, answers nothing, and returns once a probe succeeds."""
-    faults, wrap = wrapping(FailingTier)
+    fault = Fault()
     clock = Clock()
-    with Rig(Sizes(host=4, disk=8), path=tmp_path, wrap_tier=wrap, clock=clock) as rig:
+    with Rig(Sizes(host=4, disk=8), path=tmp_path, tier_faults=[fault], clock=clock) as rig:
         good = Keys.of(ids(4))
         rig.store(good)
         rig.planner.reset(["host"])
-        faults[0].healthy = False
+        fault.healthy = False
         rig.local.step()
         assert rig.match(good).boundary == 0
         assert rig.planner.counters["disk_lost"] == 1
-        faults[0].healthy = True
+        fault.healthy = True
         rig.local.step()
         assert rig.match(good).boundary == 64
         assert rig.load(good)[2] == 0

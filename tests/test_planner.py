@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvoffload.testing.faults import CountingTier, FailingCopier, FailingTier, GatedCopier, GatedTier
 
 from kvoffload.config import Config
 from kvoffload.errors import LayoutError
 from kvoffload.messages import Inventory, JobKind
 from kvoffload.planner import Planner
 from kvoffload.requests import RequestInfo
-from kvoffload.testing.rig import Clock, Keys, Rig, Sizes, one_group, wrapping
+from kvoffload.testing.faults import Counting, Failing, Gated, Op
+from kvoffload.testing.rig import Clock, Keys, Rig, Sizes, one_group
 
 
 def ids(count: int, start: int = 0) -> list[int]:
@@ -68,18 +68,18 @@ def test_what_was_stored_comes_back_byte_for_byte() -> None:
 
 def test_two_ranks_make_a_key_visible_together() -> None:
     """With rank 1's copies held back nothing is visible; after both have reported all is, and loads on both."""
-    gates, wrap = wrapping(GatedCopier)
-    with Rig(ranks=2, wrap_copier=wrap) as rig:
+    gate = Gated(is_open=True)
+    with Rig(ranks=2, copy_faults=[gate], fault_rank=1) as rig:
         chain, info = Keys.of(ids(6)), rig.info()
         pages = rig.pages(chain)
         rig.paint(chain, pages)
-        gates[1].hold()
+        gate.hold()
         rig.planner.offer(info, chain, 96, pages)
         for _ in range(20):
             rig.local.step()
         assert rig.match(chain).boundary == 0
         assert rig.match(chain).pending == 96
-        gates[1].release()
+        gate.release()
         rig.local.drain()
         assert rig.match(chain).boundary == 96
         assert rig.load(chain, first=50)[2] == 0
@@ -117,16 +117,16 @@ def test_what_does_not_fit_is_cut_from_the_tail() -> None:
 
 def test_a_failed_store_is_offered_again_while_its_pages_live() -> None:
     """A block whose copy failed is invisible, and the request's next offer stores it."""
-    faults, wrap = wrapping(FailingCopier)
-    with Rig(wrap_copier=wrap) as rig:
+    fail = Failing(ops={Op.TO_HOST})
+    with Rig(copy_faults=[fail]) as rig:
         chain, info = Keys.of(ids(6)), rig.info()
         pages = rig.pages(chain)
         rig.paint(chain, pages)
-        faults[0].fail_keys({chain.keys[3].tobytes()})
+        fail.keys = {chain.keys[3].tobytes()}
         rig.planner.offer(info, chain, 96, pages)
         rig.local.drain()
         assert rig.match(chain).boundary == 48
-        faults[0].fail_keys(set())
+        fail.keys = set()
         assert rig.planner.offer(info, chain, 96, pages).blocks == 1
         rig.local.drain()
         assert rig.match(chain).boundary == 96
@@ -152,9 +152,9 @@ def test_a_prompt_longer_than_host_goes_to_disk_and_back_through_transit(tmp_pat
 
 def test_sixteen_requests_for_one_prefix_share_every_transfer(tmp_path: Path) -> None:
     """1,000 blocks: stored once; after eviction from host read once and copied to the device once; all are served."""
-    tiers, wrap = wrapping(CountingTier)
+    count = Counting()
     sizes = Sizes(host=130, transit=2, disk=300, pages=2048)
-    with Rig(sizes, path=tmp_path, wrap_tier=wrap) as rig:
+    with Rig(sizes, path=tmp_path, tier_faults=[count]) as rig:
         chain = Keys.of(ids(1000))
         pages = rig.pages(chain)
         rig.paint(chain, pages)
@@ -179,7 +179,7 @@ def test_sixteen_requests_for_one_prefix_share_every_transfer(tmp_path: Path) ->
         assert [(f.id, f.boundary, f.request) for f in finished] == [(plan.id, 16000, None)]
         assert rig.mismatches(chain, pages, 0, 1000) == 0
         assert not any(rig.planner.match(i, chain).loading for i in infos[1:])
-        assert tiers[0].reads_of({k.tobytes() for k in chain.keys}) == 1000
+        assert count.copies(Op.READ) == 1000
         assert rig.planner.counters["loaded_disk"] + rig.planner.counters["loaded_host"] == 1000
         for info in infos[1:]:
             rig.planner.finish(info.id, "end_turn", 0.0)
@@ -189,32 +189,32 @@ def test_sixteen_requests_for_one_prefix_share_every_transfer(tmp_path: Path) ->
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_failing_read_is_tried_once_more_then_the_prefix_is_served(tmp_path: Path, failures: int) -> None:
     """One failure is hidden by the retry; two leave the blocks before the bad one, and the key is gone."""
-    tiers, wrap = wrapping(FailingTier)
-    with Rig(Sizes(host=2, disk=10), path=tmp_path, wrap_tier=wrap) as rig:
+    fail, count = Failing(ops={Op.READ}, times=failures), Counting()
+    with Rig(Sizes(host=2, disk=10), path=tmp_path, tier_faults=[count, fail]) as rig:
         chain = Keys.of(ids(10))
         rig.store(chain)
         rig.store(Keys.of(ids(16, start=900)))
         assert rig.match(chain).disk == 10
         bad = chain.keys[6].tobytes()
-        tiers[0].fail_reads({bad}, times=failures)
+        fail.keys = {bad}
 
         finished, wrong = rig.load(chain)[1:]
         assert wrong == 0
         assert finished[-1].boundary == (160 if failures == 1 else 96)
-        assert tiers[0].read_attempts(bad) == 2
+        assert count.copies(Op.READ, bad) == 2
         assert rig.match(chain).boundary == (160 if failures == 1 else 96)
         rig.check()
 
 
 def test_a_pending_store_has_a_deadline() -> None:
     """A store that never ends is pending for others until its deadline and a miss afterwards; it still ends once."""
-    gates, wrap = wrapping(GatedCopier)
+    gate = Gated(is_open=True)
     clock = Clock()
-    with Rig(wrap_copier=wrap, clock=clock, config=Config(deadline_s=5.0)) as rig:
+    with Rig(copy_faults=[gate], clock=clock, config=Config(deadline_s=5.0)) as rig:
         chain, info = Keys.of(ids(4)), rig.info()
         pages = rig.pages(chain)
         rig.paint(chain, pages)
-        gates[0].hold()
+        gate.hold()
         rig.planner.offer(info, chain, 64, pages)
         rig.local.step()
         clock.now = 4.9
@@ -223,7 +223,7 @@ def test_a_pending_store_has_a_deadline() -> None:
         clock.now = 5.1
         assert rig.local.step() == []
         assert (rig.match(chain).boundary, rig.match(chain).pending) == (0, 0)
-        gates[0].release()
+        gate.release()
         finished = rig.local.drain()
         assert [(f.kind, f.expired) for f in finished] == [(JobKind.STORE, True)]
         assert rig.match(chain).boundary == 64
@@ -231,25 +231,25 @@ def test_a_pending_store_has_a_deadline() -> None:
 
 def test_a_read_that_never_ends_expires_at_its_deadline(tmp_path: Path) -> None:
     """A load stuck in the disk read stops being waited for at the deadline and ends as expired once the read ends."""
-    gates, wrap = wrapping(GatedTier)
+    gate = Gated(is_open=True)
     clock = Clock()
     config = Config(deadline_s=5.0)
     sizes = Sizes(host=4, disk=10)
-    with Rig(sizes, path=tmp_path, wrap_tier=wrap, clock=clock, config=config) as rig:
+    with Rig(sizes, path=tmp_path, tier_faults=[gate], clock=clock, config=config) as rig:
         chain = Keys.of(ids(20))
         rig.store(chain)
         rig.store(Keys.of(ids(32, start=900)))
         assert rig.match(chain).disk == 20
         info, pages = rig.info(), rig.pages(chain)
         rig.planner.match(info, chain)
-        gates[0].hold()
+        gate.hold()
         plan = rig.planner.load(info, chain, 320, pages)
         rig.local.step()
         assert rig.match(chain).loading
         clock.now = 5.1
         rig.local.step()
         assert not rig.match(chain).loading
-        gates[0].release()
+        gate.release()
         finished = rig.local.drain()
         assert [(f.id, f.expired) for f in finished] == [(plan.id, True)]
         assert finished[0].boundary < 320
@@ -259,8 +259,8 @@ def test_a_read_that_never_ends_expires_at_its_deadline(tmp_path: Path) -> None:
 
 def test_prefetch_brings_blocks_into_host_before_they_are_asked_for(tmp_path: Path) -> None:
     """After a prefetch has ended the same match comes from host, with one read per block, and loads right."""
-    tiers, wrap = wrapping(CountingTier)
-    with Rig(Sizes(host=4, disk=10), path=tmp_path, wrap_tier=wrap) as rig:
+    count = Counting()
+    with Rig(Sizes(host=4, disk=10), path=tmp_path, tier_faults=[count]) as rig:
         chain = Keys.of(ids(20))
         rig.store(chain)
         rig.store(Keys.of(ids(32, start=900)))
@@ -272,33 +272,30 @@ def test_prefetch_brings_blocks_into_host_before_they_are_asked_for(tmp_path: Pa
         found = rig.match(chain)
         assert (found.host, found.disk) == (20, 0)
         assert rig.load(chain)[2] == 0
-        assert tiers[0].reads_of({k.tobytes() for k in chain.keys}) == 20
+        assert count.copies(Op.READ) == 20
 
 
 def test_a_load_joins_a_running_prefetch(tmp_path: Path) -> None:
     """Blocks that a prefetch is reading are waited for, not read again."""
-    gates, gate = wrapping(GatedTier)
-    tiers, count = wrapping(CountingTier)
+    gate, count = Gated(is_open=True), Counting()
 
-    with Rig(
-        Sizes(host=4, disk=10), path=tmp_path, wrap_tier=lambda tier, rank: count(gate(tier, rank), rank)
-    ) as rig:
+    with Rig(Sizes(host=4, disk=10), path=tmp_path, tier_faults=[count, gate]) as rig:
         chain = Keys.of(ids(20))
         rig.store(chain)
         rig.store(Keys.of(ids(32, start=900)))
         info, pages = rig.info(), rig.pages(chain)
         rig.wipe()
         rig.planner.match(info, chain)
-        gates[0].hold()
+        gate.hold()
         rig.planner.prefetch(info, chain, deadline=100.0)
         rig.local.step()
         plan = rig.planner.load(info, chain, 320, pages)
         rig.local.step()
-        gates[0].release()
+        gate.release()
         finished = {f.id: f for f in rig.local.drain()}
         assert finished[plan.id].boundary == 320
         assert rig.mismatches(chain, pages, 0, 20) == 0
-        assert tiers[0].reads_of({k.tobytes() for k in chain.keys}) == 20
+        assert count.copies(Op.READ) == 20
 
 
 def test_reset_forgets_a_tier_and_leaves_the_other(tmp_path: Path) -> None:
@@ -322,16 +319,16 @@ def test_reset_forgets_a_tier_and_leaves_the_other(tmp_path: Path) -> None:
 
 def test_a_reset_during_a_store_keeps_its_bytes_invisible() -> None:
     """A store that ends after the reset of host makes nothing visible and gives its slots back."""
-    gates, wrap = wrapping(GatedCopier)
-    with Rig(wrap_copier=wrap) as rig:
+    gate = Gated(is_open=True)
+    with Rig(copy_faults=[gate]) as rig:
         chain, info = Keys.of(ids(8)), rig.info()
         pages = rig.pages(chain)
         rig.paint(chain, pages)
-        gates[0].hold()
+        gate.hold()
         rig.planner.offer(info, chain, 128, pages)
         rig.local.step()
         rig.planner.reset(["host"])
-        gates[0].release()
+        gate.release()
         rig.local.drain()
         assert rig.match(chain).pending == 0
         rig.planner.finish(info.id, "end_turn", 0.0)
@@ -356,16 +353,16 @@ def test_a_restart_finds_everything_on_disk(tmp_path: Path) -> None:
 
 def test_preempt_starts_over_and_names_the_running_jobs() -> None:
     """ORDER-06 at this level: three gated stores of one request are all named, and a new offer walks from 0."""
-    gates, wrap = wrapping(GatedCopier)
-    with Rig(wrap_copier=wrap) as rig:
+    gate = Gated(is_open=True)
+    with Rig(copy_faults=[gate]) as rig:
         chain, info = Keys.of(ids(6)), rig.info()
         pages = rig.pages(chain)
         rig.paint(chain, pages)
-        gates[0].hold()
+        gate.hold()
         jobs = [rig.planner.offer(info, chain, n * 32, pages).job for n in (1, 2, 3)]
         rig.local.step()
         assert rig.planner.preempt(info.id) == tuple(sorted(jobs))
-        gates[0].release()
+        gate.release()
         assert sorted(f.id for f in rig.local.drain()) == sorted(jobs)
         assert rig.planner.preempt(info.id) == ()
         again = rig.planner.offer(info, chain, 96, rig.pages(chain, 50))

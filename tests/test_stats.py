@@ -16,12 +16,15 @@ from kvoffload.keys import Chain, Namespace
 from kvoffload.metrics import exporter_for, to_text
 from kvoffload.stats import FAMILIES, NAMES, REASONS, Counters, Stats, TierUsage
 
+SLOTS = (4096, 8192)
+
 
 class FakeIndex:
-    """The two calls that Stats makes of an index."""
+    """The two calls that Stats makes of an index: two groups, the second with larger slots."""
 
-    def usage(self, tier: int) -> dict[str, int]:
-        return {"capacity": 10 * (tier + 1), "used": 4, "pinned": tier, "pending": 2}
+    def usage(self, tier: int) -> dict[str, object]:
+        small = {"capacity_slots": 10 * (tier + 1), "used": 4, "pinned": tier, "pending": 2}
+        return {"groups": [small, {"capacity_slots": 2, "used": 1, "pinned": 0, "pending": 0}]}
 
     def counters(self) -> dict[str, int]:
         return {"write_failed": 3, "dropped_disk_full": 2, "dedup": 1, "splits": 99}
@@ -92,17 +95,19 @@ def test_OBS_06_matched_loaded_and_used_are_separate():
 
 def test_OBS_01_gauges_add_up():
     """Every tier shows capacity, used, pinned and pending as numbers, and used + free = capacity."""
-    stats = Stats.collect(Counters(), FakeIndex(), slot_bytes=4096)
+    stats = Stats.collect(Counters(), FakeIndex(), SLOTS)
 
     for tier, usage in stats.as_dict()["tiers"].items():
         assert set(usage) == {"capacity", "used", "pinned", "pending", "free"}
         assert usage["used"] + usage["free"] == usage["capacity"]
-        assert stats.free_slots(tier) == usage["free"]
-    assert stats.tiers == {"host": TierUsage(10, 4, 0, 2), "disk": TierUsage(20, 4, 1, 2)}
+        assert stats.tiers[tier].free == usage["free"]
+    assert stats.tiers == {
+        "host": TierUsage(10 * 4096, 4 * 4096 + 8192, 0, 2 * 4096),
+        "disk": TierUsage(20 * 4096, 4 * 4096 + 8192, 4096, 2 * 4096),
+    }
     values = {s.metric: s.value for s in stats.samples() if s.kind == "gauge"}
     assert values["kvoffload_disk_capacity_bytes"] == 20 * 4096
-    assert values["kvoffload_host_used_slots"] == 4
-    assert len(values) == 16
+    assert len(values) == 8
 
 
 @pytest.mark.parametrize("bad", [(4, 5, 0, 0), (4, -1, 0, 0), (4, 1, -1, 0), (4, 1, 0, -1)])
@@ -115,14 +120,14 @@ def test_OBS_01_impossible_gauges_are_errors(bad):
 def test_collect_adds_the_index_and_is_a_snapshot():
     """The index counts its own names only, and later counting does not reach a snapshot."""
     counters = counted(dedup=5)
-    stats = Stats.collect(counters, FakeIndex(), config={"host_bytes": 7})
+    stats = Stats.collect(counters, FakeIndex(), SLOTS, {"host_bytes": 7})
     counters.add("dedup", 10)
 
     assert (stats.totals["dedup"], stats.dropped["write_failed"], stats.dropped["disk_full"]) == (5, 3, 2)
     assert set(stats.totals) == NAMES == set(Stats().totals)
     assert json.loads(json.dumps(stats.as_dict()))["config"] == {"host_bytes": 7}
     with pytest.raises(FrozenInstanceError):
-        stats.slot_bytes = 1
+        stats.config = {}
 
 
 def test_every_counter_is_exported_once():
@@ -135,22 +140,22 @@ def test_every_counter_is_exported_once():
 
 def test_text_format_reads_back():
     """What is written without the library is read by the library: names, labels with odd characters, values."""
-    stats = Stats.collect(counted(loaded_disk=7, used=3), FakeIndex())
+    stats = Stats.collect(counted(loaded_disk=7, used=3), FakeIndex(), SLOTS)
     odd = 'a "b"\\c\nd'
     values = scraped(to_text([({"engine": odd}, stats)]))
 
     assert values["kvoffload_loaded_blocks_total", (("engine", odd), ("tier", "disk"))] == 7
     assert values["kvoffload_used_blocks_total", (("engine", odd),)] == 3
     assert values["kvoffload_dropped_total", (("engine", odd), ("reason", "write_failed"))] == 3
-    assert values["kvoffload_disk_capacity_slots", (("engine", odd),)] == 20
+    assert values["kvoffload_disk_capacity_bytes", (("engine", odd),)] == 20 * 4096
     assert scraped(to_text([({}, stats)]))["kvoffload_used_blocks_total", ()] == 3
 
 
 def test_OBS_03_two_instances_in_one_process():
     """Two instances export to one registry under their labels, the same as the text format says."""
     registry = CollectorRegistry(auto_describe=True)
-    one = Stats.collect(counted(used=1), FakeIndex(), slot_bytes=2)
-    two = Stats.collect(counted(used=2), None, slot_bytes=2)
+    one = Stats.collect(counted(used=1), FakeIndex(), SLOTS)
+    two = Stats.collect(counted(used=2), None)
     exporter_for(registry).add({"engine": "a", "dp": "0"}, lambda: one)
     exporter_for(registry).add({"dp": "1", "engine": "a"}, lambda: two)
     values = scraped(generate_latest(registry).decode())

@@ -46,6 +46,9 @@ ALL_OPS = frozenset(Op)
 class Fault:
     """What happens around a call. Thread: may be called from several threads at once."""
 
+    healthy = True
+    """Set to False: the tier says that its medium is lost, and a probe does not help."""
+
     def begin(self, op: Op, copies: Copies) -> NDArray[np.bool_]:
         """A call arrives: which of its copies fail without being tried."""
         return np.zeros(len(copies), np.bool_)
@@ -58,13 +61,19 @@ class Fault:
 class Failing(Fault):
     """Copies of the given keys fail, and all copies of the calls numbered in `calls` (1 = the first).
 
-    `keys` may be changed between calls: a medium that recovers.
+    `keys` may be changed between calls: a medium that recovers. times: how often each key fails, None = for ever.
     """
 
     def __init__(
-        self, keys: Collection[bytes] = (), calls: Collection[int] = (), ops: Collection[Op] = ALL_OPS
+        self,
+        keys: Collection[bytes] = (),
+        calls: Collection[int] = (),
+        ops: Collection[Op] = ALL_OPS,
+        times: int | None = None,
     ) -> None:
         self.keys = set(keys)
+        self._times = times
+        self._failed: Counter[bytes] = Counter()
         self.calls = set(calls)
         self._ops = ops
         self._seen = 0
@@ -77,7 +86,13 @@ class Failing(Fault):
             self._seen += 1
             if self._seen in self.calls:
                 return np.ones(len(copies), np.bool_)
-        return np.array([key.tobytes() in self.keys for key in copies["key"]], np.bool_)
+            return np.array([self._fails(key.tobytes()) for key in copies["key"]], np.bool_)
+
+    def _fails(self, key: bytes) -> bool:
+        if key not in self.keys or self._failed[key] == self._times:
+            return False
+        self._failed[key] += 1
+        return True
 
 
 class Slow(Fault):
@@ -117,11 +132,13 @@ class Counting(Fault):
 
 
 class Gated(Fault):
-    """Calls stop here until `release`; `hold` closes the gate again."""
+    """Calls stop here until `release`; `hold` closes the gate again. It is closed at first unless `is_open`."""
 
-    def __init__(self, ops: Collection[Op] = ALL_OPS) -> None:
+    def __init__(self, ops: Collection[Op] = ALL_OPS, *, is_open: bool = False) -> None:
         self._ops = ops
         self._open = threading.Event()
+        if is_open:
+            self._open.set()
         self._arrivals = threading.Semaphore(0)
 
     def begin(self, op: Op, copies: Copies) -> NDArray[np.bool_]:
@@ -158,10 +175,10 @@ class FaultyTier(Tier):
 
     @property
     def healthy(self) -> bool:
-        return self._inner.healthy
+        return self._inner.healthy and all(fault.healthy for fault in self._faults)
 
     def probe(self) -> bool:
-        return self._inner.probe()
+        return self._inner.probe() and self.healthy
 
     def records(self) -> NDArray[np.void]:
         return self._inner.records()

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +22,11 @@ from kvoffload.mover import Mover
 from kvoffload.planner import Planner
 from kvoffload.requests import Finished, LoadPlan, Match, Offer, RequestInfo
 from kvoffload.sizing import Slabs
+from kvoffload.testing.faults import Fault, FaultyEngine, FaultyTier
 from kvoffload.testing.paint import paint, verify
 from kvoffload.testing.pool import PageMemory
 from kvoffload.tiers.base import Tier
 from kvoffload.tiers.disk import DiskTier
-
-Inner = TypeVar("Inner")
-Wrapper = TypeVar("Wrapper")
 
 BLOCK_BYTES = 8192
 SLOTS_PER_SLAB = 8
@@ -71,17 +68,6 @@ def one_group(tokens: int = 16, block_bytes: int = BLOCK_BYTES, layers: int = 2)
     return Layout(tokens, (CacheGroup(0, GroupKind.FULL, tokens, block_bytes, layers=names),))
 
 
-def wrapping(make: Callable[[Inner], Wrapper]) -> tuple[list[Wrapper], Callable[[Inner, int], Wrapper]]:
-    """(the wrappers made, in rank order; a function for Rig's wrap_tier or wrap_copier)."""
-    made: list[Wrapper] = []
-
-    def wrap(inner: Inner, rank: int) -> Wrapper:
-        made.append(make(inner))
-        return made[-1]
-
-    return made, wrap
-
-
 @dataclass(slots=True)
 class Sizes:
     """Slabs of SLOTS_PER_SLAB largest slots in each tier, and device pages."""
@@ -94,15 +80,19 @@ class Sizes:
 
 @dataclass(slots=True)
 class Rig:
-    """One planner with `ranks` movers over painted pages. `wrap_*` put a fault around a tier or copy engine."""
+    """One planner with `ranks` movers over painted pages.
+
+    Faults lie around the disk tier and the copy engine of every rank, or of `fault_rank` only.
+    """
 
     sizes: Sizes = field(default_factory=Sizes)
     layout: Layout = field(default_factory=one_group)
     path: Path | None = None
     ranks: int = 1
     config: Config = field(default_factory=Config)
-    wrap_tier: Callable[[Tier, int], Tier] = lambda tier, rank: tier
-    wrap_copier: Callable[[CopyEngine, int], CopyEngine] = lambda copier, rank: copier
+    tier_faults: Sequence[Fault] = ()
+    copy_faults: Sequence[Fault] = ()
+    fault_rank: int | None = None
     clock: Clock = field(default_factory=Clock)
     local: Local = field(init=False)
     memory: list[PageMemory] = field(init=False)
@@ -120,10 +110,11 @@ class Rig:
             if self.sizes.disk:
                 assert self.path is not None
                 folder = self.path / f"rank{rank}"
-                tier = self.wrap_tier(
-                    DiskTier(folder, self.layout, slab_bytes, self.sizes.disk, NAMESPACE), rank
-                )
-            copier = self.wrap_copier(CpuCopyEngine(), rank)
+                tier = DiskTier(folder, self.layout, slab_bytes, self.sizes.disk, NAMESPACE)
+            copier: CopyEngine = CpuCopyEngine()
+            if self.fault_rank in (None, rank):
+                tier = FaultyTier(tier, *self.tier_faults) if tier else None
+                copier = FaultyEngine(copier, *self.copy_faults)
             movers.append(Mover(rank, self.layout, slabs, copier, tier, chunk_bytes=4 * BLOCK_BYTES))
             planner.attach(rank, movers[-1].register(memory.pools))
         self.local = Local(planner, movers, self.clock)

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from kvoffload.layout import Layout
+from kvoffload.layout import MAX_SLABS, SLOT_ALIGN, Layout
 from kvoffload.tiers.files import replace_durably
 
 log = logging.getLogger(__name__)
@@ -136,6 +136,7 @@ def _typed(body: dict[str, Any]) -> Manifest:
     _require(set(body) == names, f"fields {sorted(map(str, body))}, not {sorted(names)}")
     for name in ("epoch", "slab_bytes", "slabs", "records_per_slab"):
         _require(isinstance(body[name], int) and 0 <= body[name] < 1 << 63, f"{name} is not a number")
+    _require(body["slab_bytes"] % SLOT_ALIGN == 0 and body["slabs"] <= MAX_SLABS, "no such slabs")
     _require(isinstance(body["namespace"], bytes), "namespace is not bytes")
     _require(isinstance(body["checksum"], bool), "checksum is not a bool")
     groups = body["groups"]
@@ -149,7 +150,10 @@ def _require(condition: bool, otherwise: str) -> None:
 
 
 def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) for v in value)
+    if not (isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) for v in value)):
+        return False
+    block, slot = value
+    return bool(0 <= block <= slot < 1 << 33 and slot % SLOT_ALIGN == 0)
 
 
 def _show(manifest: Manifest, name: str) -> str:

@@ -89,8 +89,8 @@ def delta_lines(trace: Trace) -> Iterator[str]:
         tokens = request.input_tokens - before.input_tokens - before.output_tokens
         if not np.array_equal(request.ids[:known], before.ids) or tokens < 0 or wait < 0:
             raise TraceError(
-                f"{trace.source}: turn {request.turn} of session {request.session} ({request.agent}) does not"
-                f" extend the turn before it ({tokens} new tokens, {wait / 1000:g} ms later); use --to full or runs"
+                f"{trace.source}: turn {request.turn} of {request.session} ({request.agent}) does not"
+                f" extend the turn before ({tokens} new tokens, {wait / 1000:g} ms later); use --to runs"
             )
         yield _line(
             trace,

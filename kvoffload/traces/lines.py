@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from kvoffload.errors import TraceError
 from kvoffload.traces.record import Ids
 
 _MAX_ID = 2**63 - 1
+_MAX_RUN_IDS = 1 << 26  # ids of one prompt when run-length coded: 512 MiB expanded
 
 
 class Row(NamedTuple):
@@ -143,7 +143,7 @@ class Fields:
         value = self.take(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(name, value, "a number of at least 0")
-        if not 0 <= value <= 1e15 or math.isnan(value):
+        if not 0 <= value <= 1e15:  # false for NaN too
             raise self.wrong(name, value, "a number of 0 to 1e15")
         return float(value)
 
@@ -186,17 +186,20 @@ class Fields:
         """A list of ids, integers in [0, 2**63)."""
         return self._integers(name, self.array(name))
 
-    def runs(self, name: str) -> Ids:
-        """Ids run-length coded as [[start, count], ...], expanded."""
+    def runs(self, name: str, most: int) -> Ids:
+        """Ids run-length coded as [[start, count], ...], expanded; `most` limits their number."""
         pairs = self.array(name)
         for pair in pairs:
             if not isinstance(pair, list) or len(pair) != 2:
                 raise self.wrong(name, pair, "[start, count] pairs")
         flat = self._integers(name, [number for pair in pairs for number in pair])  # type: ignore[attr-defined]
         starts, counts = flat[0::2], flat[1::2]
-        if len(counts) and (counts.min() < 1 or counts.max() > 2**32 or int(starts.max()) > _MAX_ID - 2**32):
-            raise self.wrong(name, pairs, "pairs with a count of 1 to 2**32 and ids under 2**63")
+        most = min(most, _MAX_RUN_IDS)
+        if len(counts) and (counts.min() < 1 or counts.max() > most or starts.max() > _MAX_ID - most):
+            raise self.wrong(name, pairs, f"pairs with a count of 1 to {most} and ids under 2**63")
         ends = np.cumsum(counts)
+        if len(ends) and ends[-1] > most:
+            raise self.wrong(name, pairs, f"at most {most} ids, one token or more each")
         total = int(ends[-1]) if len(ends) else 0
         return np.repeat(starts - (ends - counts), counts) + np.arange(total, dtype=np.int64)
 

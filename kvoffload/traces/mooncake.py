@@ -135,7 +135,7 @@ class MooncakeReader:
             blocks, tokens = blocks - len(stream.ids), tokens - stream.tokens
         if stream is not None and (blocks < 0 or tokens < 0):
             raise TraceError(
-                f"{line.where}: aligned = false, but input_length = {line.input_length} does not extend the turn"
+                f"{line.where}: aligned = false, but {line.input_length} tokens do not extend the turn"
                 f" before ({stream.tokens} tokens); remove aligned, or correct the lengths"
             )
         request = Request(
@@ -186,17 +186,17 @@ def _time(line: _Line, stream: _Stream | None) -> float:
 
 def _line(row: Row) -> _Line:
     fields = Fields(row.where, row.value)
-    session = fields.text_or("session_id", "")
+    input_length = fields.integer("input_length")
     line = _Line(
         where=row.where,
-        session=session,
+        session=fields.text_or("session_id", ""),
         agent=fields.text_or("agent", MAIN),
         turn=fields.maybe_integer("turn"),
         timestamp=fields.maybe_number("timestamp"),
         delay=fields.maybe_number("delay"),
-        input_length=fields.integer("input_length"),
+        input_length=input_length,
         output_length=fields.maybe_integer("output_length") or 0,
-        ids=_ids(fields),
+        ids=_ids(fields, input_length),
         finish_reason=fields.text_or("finish_reason", ""),
         service_s=fields.maybe_number("service_s"),
         block_size=fields.maybe_integer("block_size", 1),
@@ -206,7 +206,11 @@ def _line(row: Row) -> _Line:
     return line
 
 
-def _ids(fields: Fields) -> Ids:
-    if "hash_ids" in fields and "hash_runs" in fields:
+def _ids(fields: Fields, input_length: int) -> Ids:
+    if "hash_runs" not in fields:
+        fields.drop("hash_runs")
+        return fields.ids("hash_ids")
+    if "hash_ids" in fields:
         raise TraceError(f"{fields.where}: both hash_ids and hash_runs; keep one of them")
-    return fields.runs("hash_runs") if "hash_runs" in fields else fields.ids("hash_ids")
+    fields.drop("hash_ids")
+    return fields.runs("hash_runs", input_length)

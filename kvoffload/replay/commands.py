@@ -1,0 +1,204 @@
+"""`kvoffload replay`: a trace through the real planner and index, with or without bytes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvoffload.errors import ConfigError, KVOffloadError
+from kvoffload.replay.base import ReplayRequest, requests_of
+from kvoffload.replay.driver import Engine, StandstillError
+from kvoffload.replay.lanes import Lanes
+from kvoffload.replay.oracle_lru import simulate
+from kvoffload.replay.report import Report, Setup, Tally
+from kvoffload.replay.sequential import replay_sequential
+from kvoffload.replay.show import table
+from kvoffload.replay.tiers import Capacity, LocalTiers, open_counting, open_moving, replay_layout
+from kvoffload.testing.pool import PageMemory, PagePool
+from kvoffload.traces.commands import BlockSize, Form, FormChoice, Json, Rekey, Source
+from kvoffload.traces.load import open_trace
+from kvoffload.traces.record import Trace
+from kvoffload.units import parse_size
+
+WRONG = 1
+UNUSABLE = 2
+"""Exit codes: wrong bytes or a broken identity (also a standstill); arguments or input that cannot be
+used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `kvoffload replay` was asked. lanes 0 = sequential; host_blocks None = no limit."""
+
+    lanes: int = 0
+    index_only: bool = False
+    block_bytes: int = 16 << 10
+    device_blocks: int = 0
+    host_blocks: int | None = None
+    disk_blocks: int = 0
+    disk_path: Path | None = None
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block_bytes < 1:
+            raise ConfigError(f"--block-bytes {self.block_bytes}: a block has at least 1 byte")
+        if self.disk_path is not None and self.index_only:
+            raise ConfigError("--disk-path with --index-only: no byte is written; leave one of them out")
+        if self.disk_path is not None and not self.disk_blocks:
+            raise ConfigError("--disk-path without --disk-blocks: say how many blocks the disk tier holds")
+        if self.check and self.lanes:
+            raise ConfigError("--check with --lanes: only --sequential is exact; leave one of them out")
+
+
+def run_replay(trace: Trace, options: Options, *, progress: bool = False) -> Report:
+    """Replay a trace. Raises ConfigError where it cannot run at all; wrong results are in the report."""
+    requests = requests_of(trace)
+    if not requests:
+        raise ConfigError(f"{trace.source}: no requests to replay")
+    setup = Setup(
+        trace=trace.name,
+        lanes=options.lanes,
+        index_only=options.index_only,
+        block_tokens=trace.block_tokens,
+        block_bytes=options.block_bytes,
+        rule=trace.partial_tail,
+        device_blocks=options.device_blocks,
+        host_blocks=options.host_blocks,
+        disk_blocks=options.disk_blocks,
+    )
+    with ExitStack() as stack:
+        tally = stack.enter_context(_progress(len(requests), shown=progress))
+        tiers, engine = _open(stack, trace, requests, options, tally)
+        begin = time.monotonic()
+        if options.lanes:
+            Lanes(engine, options.lanes).run(requests)
+        else:
+            replay_sequential(engine, requests)
+        seconds, stored = time.monotonic() - begin, tiers.stored()
+    oracle = None
+    if options.check:
+        sizes = (options.device_blocks, options.host_blocks, options.disk_blocks)
+        oracle = simulate((r.ids.tolist() for r in requests), sizes)
+    return tally.report(setup, stored, seconds, oracle)
+
+
+def _open(
+    stack: ExitStack, trace: Trace, requests: list[ReplayRequest], options: Options, tally: Tally
+) -> tuple[LocalTiers, Engine]:
+    """Pages and tiers; the stack releases them, threads before memory and memory before files."""
+    longest = max(len(r.ids) for r in requests)
+    pages = options.device_blocks or max(longest * max(options.lanes, 1), 1)
+    if longest > pages:
+        raise ConfigError(
+            f"the longest prompt of {trace.name} has {longest} blocks and the device {pages}:"
+            f" raise --device-blocks to at least {longest}"
+        )
+    capacity = Capacity(options.host_blocks or _distinct(requests), options.disk_blocks)
+    layout = replay_layout(trace.block_tokens, options.block_bytes)
+    memories = []
+    if options.index_only:
+        tiers = open_counting(layout, capacity)
+    else:
+        path = options.disk_path
+        if path is None and options.disk_blocks:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvoffload-replay-")))
+        memories = [PageMemory(layout, [pages])]
+        tiers = open_moving(layout, capacity, memories[0], path, trace.namespace)
+    stack.callback(tiers.close)
+    if options.check and tiers.stored().restored:
+        raise ConfigError(
+            f"--check over {options.disk_path}: it holds {tiers.stored().restored} blocks of an earlier"
+            " replay, and the oracle starts empty; clear it or give another --disk-path"
+        )
+    pool = PagePool(pages, cached=options.device_blocks > 0)
+    return tiers, Engine(tiers, pool, memories, trace.block_tokens, tally)
+
+
+def _distinct(requests: list[ReplayRequest]) -> int:
+    """Blocks that a tier without limit comes to hold; at least 1."""
+    seen: set[int] = set()
+    for request in requests:
+        seen.update(request.ids.tolist())
+    return max(len(seen), 1)
+
+
+@contextmanager
+def _progress(requests: int, *, shown: bool) -> Iterator[Tally]:
+    """A tally that moves a bar on standard error, where that is a terminal and wanted."""
+    if not (shown and sys.stderr.isatty()):
+        yield Tally()
+        return
+    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("replay", total=requests)
+        yield Tally(lambda: bar.advance(task))
+
+
+def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the parameters
+    trace: Source,
+    sequential: Annotated[
+        bool, typer.Option("--sequential", help="One request at a time, exact numbers (the default).")
+    ] = False,
+    lanes: Annotated[int, typer.Option("--lanes", min=0, metavar="N", help="N requests in flight.")] = 0,
+    index_only: Annotated[bool, typer.Option("--index-only", help="Count blocks, move no byte.")] = False,
+    block_bytes: Annotated[
+        str, typer.Option("--block-bytes", metavar="SIZE", help="Bytes of one block, like 16KiB.")
+    ] = "16KiB",
+    device_blocks: Annotated[
+        int, typer.Option("--device-blocks", min=0, metavar="N", help="Pages; 0 = no prefix cache in HBM.")
+    ] = 0,
+    host_blocks: Annotated[
+        int | None, typer.Option("--host-blocks", min=1, metavar="C", help="Host slots [no limit].")
+    ] = None,
+    disk_blocks: Annotated[
+        int, typer.Option("--disk-blocks", min=0, metavar="D", help="Disk slots; 0 = no disk tier.")
+    ] = 0,
+    disk_path: Annotated[
+        Path | None, typer.Option("--disk-path", metavar="DIR", help="Keep the disk tier here.")
+    ] = None,
+    block_size: BlockSize = None,
+    form: Form = FormChoice.auto,
+    rekey: Rekey = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare with a brute-force LRU.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Replay a trace through HBM, host and disk: hits by tier, what was written, and whether a byte was
+    wrong.
+
+    Exit status: 0 all right, 1 wrong bytes or figures that contradict each other, 2 arguments that cannot be
+    used.
+    """
+    try:
+        if sequential and lanes:
+            raise ConfigError(f"--sequential with --lanes {lanes}: leave one of them out")
+        options = Options(
+            lanes, index_only, _size(block_bytes), device_blocks, host_blocks, disk_blocks, disk_path, check
+        )
+        report = run_replay(open_trace(trace, block_size, form.value, rekey), options, progress=True)
+    except KVOffloadError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(WRONG if isinstance(error, StandstillError) else UNUSABLE) from None
+    if as_json:
+        typer.echo(json.dumps(report.to_dict()))
+    else:
+        Console(width=80, highlight=False, markup=False).print(table(report))
+    if not report.ok:
+        raise typer.Exit(WRONG)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"--block-bytes: {error}") from None

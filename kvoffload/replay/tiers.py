@@ -1,0 +1,139 @@
+"""The tiers of a replay: planner and mover of this process, sized in blocks instead of bytes.
+
+This is the only place where the replay meets Local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvoffload.config import Config
+from kvoffload.copying.cpu import CpuCopyEngine
+from kvoffload.errors import ConfigError
+from kvoffload.layout import DEFAULT_SLAB_BYTES, MAX_SLABS, MIN_SLOTS_PER_SLAB, CacheGroup, GroupKind, Layout
+from kvoffload.local import Local
+from kvoffload.memory import read_memory
+from kvoffload.messages import Inventory
+from kvoffload.mover import Mover, NullMover
+from kvoffload.planner import ExactSlots, Planner
+from kvoffload.replay.base import Backlog, Stored, Tiers
+from kvoffload.requests import ChainLike, Finished, LoadPlan, Match, Offer, RequestInfo
+from kvoffload.sizing import Slabs
+from kvoffload.testing.pool import PageMemory, Pages
+from kvoffload.tiers.disk import DiskTier
+from kvoffload.units import format_size
+
+LAYERS = ("even", "odd")
+"""Two regions per page, so that a block is gathered from more than one place."""
+
+TRANSIT_SHARE = 16
+MIN_TRANSIT = 16
+MAX_TRANSIT = 1024
+"""Transit slots, on top of the host slots: one in 16 of them within these limits."""
+
+COUNTING_SLAB = 1024
+"""Slots per slab where no byte is behind them; the size decides nothing in a layout of one group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Slots of the index, exactly; disk 0 = no disk tier. REQUIRES: host >= 1."""
+
+    host: int
+    disk: int
+
+    @property
+    def transit(self) -> int:
+        return min(max(self.host // TRANSIT_SHARE, MIN_TRANSIT), MAX_TRANSIT)
+
+
+def replay_layout(block_tokens: int, block_bytes: int) -> Layout:
+    """One full-attention group of two layers."""
+    layers = LAYERS if block_bytes > 1 else LAYERS[:1]
+    group = CacheGroup(0, GroupKind.FULL, block_tokens, block_bytes, layers=layers)
+    return Layout(block_tokens, (group,))
+
+
+class LocalTiers(Tiers):
+    """The real thing. Thread: one. `close` ends all jobs and releases memory and files."""
+
+    def __init__(self, local: Local) -> None:
+        self.local = local
+        self._planner = local.planner
+
+    def match(self, request: RequestInfo, chain: ChainLike, computed: int) -> Match:
+        return self._planner.match(request, chain, computed=computed)
+
+    def load(self, request: RequestInfo, chain: ChainLike, boundary: int, pages: Sequence[Pages]) -> LoadPlan:
+        return self._planner.load(request, chain, boundary, pages)
+
+    def offer(self, request: RequestInfo, chain: ChainLike, computed: int, pages: Sequence[Pages]) -> Offer:
+        return self._planner.offer(request, chain, computed, pages)
+
+    def finish(self, request: RequestInfo, reason: str, now: float) -> tuple[int, ...]:
+        return self._planner.finish(request.id, reason, now)
+
+    def step(self, now: float) -> Sequence[Finished]:
+        return self.local.step()
+
+    def backlog(self) -> Backlog:
+        exposed, pinned = self._planner.backlog()
+        return Backlog(exposed, self._planner.idle and not exposed and not pinned)
+
+    def stored(self) -> Stored:
+        stats = self._planner.stats()
+        stored = stats.family("stored_blocks")
+        dropped = {reason: blocks for reason, blocks in stats.dropped.items() if blocks}
+        return Stored(stored["host"], stored["disk"], stats.totals["restored"], dropped)
+
+    def close(self) -> None:
+        self.local.close()
+
+
+def open_counting(layout: Layout, capacity: Capacity) -> LocalTiers:
+    """Planner and index only: every job is done as soon as it is sent, no byte moves."""
+    slots = max(COUNTING_SLAB, -(-max(capacity.host, capacity.disk) // (MAX_SLABS // 2)))
+    host, transit, disk = (-(-n // slots) for n in (capacity.host, capacity.transit, capacity.disk))
+    planner = _planner(layout, capacity)
+    planner.attach(0, Inventory((slots,), host, transit, disk))
+    return LocalTiers(Local(planner, [NullMover(0)]))
+
+
+def open_moving(
+    layout: Layout, capacity: Capacity, memory: PageMemory, path: Path | None, namespace: bytes
+) -> LocalTiers:
+    """Real bytes between `memory`, host memory and a file under `path` (needed where capacity.disk > 0).
+
+    Raises ConfigError where the memory of this machine is too small, TierError where the path cannot be used.
+    """
+    slot = layout.groups[0].slot_bytes
+    most = max(capacity.host, capacity.disk, 1)
+    per_slab = max(MIN_SLOTS_PER_SLAB, DEFAULT_SLAB_BYTES // slot // 8, -(-most // (MAX_SLABS // 2)))
+    slabs = Slabs(
+        per_slab * slot, *(-(-n // per_slab) for n in (capacity.host, capacity.transit, capacity.disk))
+    )
+    host_bytes, free = (slabs.host + slabs.transit) * slabs.slab_bytes, read_memory().available
+    if host_bytes + memory.nbytes > free:
+        raise ConfigError(
+            f"host tier {format_size(host_bytes)} and device pages {format_size(memory.nbytes)} are more than"
+            f" the {format_size(free)} of memory that are free: lower --host-blocks, --device-blocks or"
+            " --block-bytes, or count only with --index-only"
+        )
+    planner = _planner(layout, capacity)
+    tier = None
+    if path is not None and slabs.disk:
+        tier = DiskTier(path, layout, slabs.slab_bytes, slabs.disk, namespace)
+    mover = Mover(0, layout, slabs, CpuCopyEngine(), tier)
+    try:
+        planner.attach(0, mover.register(memory.pools))
+    except BaseException:
+        mover.close()
+        raise
+    return LocalTiers(Local(planner, [mover]))
+
+
+def _planner(layout: Layout, capacity: Capacity) -> Planner:
+    exact = ExactSlots(capacity.host, capacity.transit, capacity.disk)
+    return Planner(layout, Config(host_bytes=0), exact=exact)
