@@ -93,28 +93,9 @@ class Planner:
         if len(self._inventories) == self._ranks:
             found = [self._inventories[r] for r in range(self._ranks)]
             self._geometry = agree(found)
-            self._tiers = self._open_tiers(self._geometry)
+            self._tiers = _open_tiers(self, self._geometry, self._exact, self._inflight)
             self.counters.add("restored", self._tiers.index.restore(common_records(found)))
             self._requests.open(self._tiers.index)
-
-    def _open_tiers(self, geometry: Geometry) -> _Tiers:
-        layout, config = self.layout, self.config
-        index = Index(
-            [(int(g.kind), m, g.lookback) for g, m in zip(layout.groups, layout.multiples, strict=True)],
-            layout.base_tokens,
-            geometry.slots_per_slab,
-            geometry.host_slabs,
-            geometry.transit_slabs,
-            geometry.disk_slabs,
-            host_slots=self._exact.host,
-            transit_slots=self._exact.transit,
-            disk_slots=self._exact.disk,
-            host_policy=config.host_policy,
-            disk_policy=config.disk_policy,
-        )
-        budget = WriteBudget(config.disk_write_budget)
-        stores = Stores(layout, index, self._inflight, self.counters, budget)
-        return _Tiers(index, stores, Loads(layout, index, self._inflight, self.counters))
 
     @property
     def ready(self) -> bool:
@@ -301,3 +282,22 @@ class Planner:
             [g.slot_bytes * self._ranks for g in self.layout.groups],
             self.config.effective(),
         )
+
+
+def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, inflight: InFlight) -> _Tiers:
+    layout, config, counters = planner.layout, planner.config, planner.counters
+    index = Index(
+        [(int(g.kind), m, g.lookback) for g, m in zip(layout.groups, layout.multiples, strict=True)],
+        layout.base_tokens,
+        geometry.slots_per_slab,
+        geometry.host_slabs,
+        geometry.transit_slabs,
+        geometry.disk_slabs,
+        host_slots=exact.host,
+        transit_slots=exact.transit,
+        disk_slots=exact.disk,
+        host_policy=config.host_policy,
+        disk_policy=config.disk_policy,
+    )
+    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget))
+    return _Tiers(index, stores, Loads(layout, index, inflight, counters))
