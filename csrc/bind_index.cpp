@@ -267,7 +267,7 @@ void bind_index_class(py::module_& m) {
     py::class_<Index>(m, "Index")
         .def(py::init(&make_index), "groups"_a, "base_tokens"_a, "slots_per_slab"_a, "host_slabs"_a,
              "transit_slabs"_a, "disk_slabs"_a)
-        .def("open_segment", &Index::open_segment, "now"_a)
+        .def("open_segment", &Index::open_segment, "now"_a, "stream"_a = 0)
         .def("close_segment", &Index::close_segment, "segment"_a, "reason"_a, "now"_a)
         .def("offer", &offer, "segment"_a, "keys"_a, "begins"_a, "ends"_a, "pages"_a)
         .def("complete_store", &completion<&Index::complete_store>, "copies"_a, "status"_a)
