@@ -54,7 +54,7 @@ Hazards::Sums Hazards::pooled(int kind, int pace, int finish) const {
             const std::size_t c = at(class_of(static_cast<Kind>(kind), static_cast<Pace>(p), f));
             for (std::size_t b = 0; b < kBins; ++b) {
                 out.reused[b] += reused_[c][b];
-                out.exposed[b] += risk_[c][b] - censored_[c][b] / 2;
+                out.exposed[b] += risk_[c][b] - (censored_[c][b] + passing_[c][b]) / 2;
             }
         }
     }
@@ -80,6 +80,7 @@ void Hazards::rebuild() {
             }
         }
     }
+    for (Row& row : passing_) row.fill(0);
 }
 
 void Hazards::solve(const Row& hazard, Row& value) const {

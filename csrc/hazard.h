@@ -32,6 +32,8 @@ class Hazards {
     void add_reused(int c, int bin, double weight) { reused_[at(c)][at(bin)] += weight; }
     void add_censored(int c, int bin, double weight) { censored_[at(c)][at(bin)] += weight; }
     void decay(double factor);
+    // Weights that are in a bin now, for the next rebuild: half of it lies before them.
+    void add_passing(int c, int bin, double weight) { passing_[at(c)][at(bin)] += weight; }
     // `value` answers from what is known now.
     void rebuild();
     double value(int c, int bin) const { return value_[at(c)][at(bin)]; }
@@ -45,7 +47,7 @@ class Hazards {
     using Rows = std::array<Row, kClasses>;
 
     struct Sums {
-        Row reused{}, exposed{};  // exposed = at risk - censored / 2
+        Row reused{}, exposed{};  // exposed = at risk - (censored + passing) / 2
     };
 
     static std::size_t at(int i) { return static_cast<std::size_t>(i); }
@@ -53,7 +55,7 @@ class Hazards {
     Sums pooled(int kind, int pace, int finish) const;
     void solve(const Row& hazard, Row& value) const;
 
-    Rows risk_{}, reused_{}, censored_{}, value_{};
+    Rows risk_{}, reused_{}, censored_{}, passing_{}, value_{};
     Row low_{}, width_{};
 };
 

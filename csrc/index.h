@@ -186,6 +186,8 @@ class Index {
     const Counters& counters() const { return counters_; }
     PolicyTable policy_table(int tier) const { return order_.policy(tier).table(); }
     const Lineage* lineage() const { return order_.lineage(); }
+    // Of the tier's policy and, if it learns, of the lineage, which policies share.
+    std::size_t policy_memory_bytes(int tier) const;
     std::size_t memory_bytes() const;
     std::vector<EntryView> entries() const;
     void check_integrity() const;

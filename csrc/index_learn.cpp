@@ -8,6 +8,11 @@ std::uint64_t Index::ghost(const Chain& chain, const Item& item) const {
     return Ghosts::name(chain.at(group(item.group).multiple, item.block), item.group);
 }
 
+std::size_t Index::policy_memory_bytes(int tier) const {
+    const Policy& p = order_.policy(tier);
+    return p.memory_bytes() + (p.learns() ? order_.lineage()->memory_bytes() : 0);
+}
+
 // The first n items are touched by the request. REQUIRES: find_all.
 void Index::relate(std::uint32_t segment, const Chain& chain, std::size_t n) {
     Lineage* const lineage = order_.lineage();

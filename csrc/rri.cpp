@@ -10,9 +10,11 @@ namespace kvoffload {
 
 namespace {
 
-constexpr double kDecay = 0.98;  // every kPeriod requests
-constexpr std::uint64_t kPeriod = 128, kFirstPeriod = 16, kFirstRequests = 1024;
-constexpr std::uint64_t kMeanOver = 1000;  // requests
+constexpr double kDecay = 0.98;
+constexpr std::uint64_t kDecayPeriod = 128;  // requests
+constexpr std::uint64_t kSteps = 64;         // rebuilt when a 64th more is known,
+constexpr std::uint64_t kLongest = 32;       // or after so many requests
+constexpr std::uint64_t kMeanOver = 1000;    // requests
 
 // Finish reasons of the planner that say something: 1 tool call, 2 end of turn.
 int finish_of(int reason) { return reason == 1 || reason == 2 ? reason : 0; }
@@ -37,16 +39,22 @@ void RriPolicy::on_touch(std::uint32_t segment, std::uint64_t order, double now,
     Record& r = records_[segment];
     advance(r, now);
     r.order = order;
-    r.origin = now;
-    r.bin = 0;
+    restart(r, now);
 }
 
 void RriPolicy::on_close(std::uint32_t segment, int reason, double now) {
     seen(now);
     Record& r = records_[segment];
     advance(r, now);
+    const int before = class_of(r);
     r.finish = static_cast<std::uint8_t>(finish_of(reason));
     r.open = false;
+    if (class_of(r) == before) return;
+    for (int b = 0; b <= r.bin;
+         ++b) {  // what it has lived through counts for the finish that it came to have
+        hazards_.add_at_risk(before, b, -weight(r.blocks));
+        hazards_.add_at_risk(class_of(r), b, weight(r.blocks));
+    }
 }
 
 void RriPolicy::on_resident(std::uint32_t segment, bool resident) {
@@ -66,9 +74,8 @@ void RriPolicy::on_erase(std::uint32_t segment) { records_[segment].used = false
 
 void RriPolicy::on_request(std::uint64_t blocks, double now) {
     seen(now);
-    const std::uint64_t period = requests_ < kFirstRequests ? kFirstPeriod : kPeriod;
-    if (requests_ != 0 && requests_ % period == 0) rebuild(now);
-    ++requests_;
+    if (requests_ - rebuilt_ >= std::clamp(requests_ / kSteps, std::uint64_t{1}, kLongest)) rebuild(now);
+    if (++requests_ % kDecayPeriod == 0) hazards_.decay(kDecay);
     const double n = static_cast<double>(std::min(requests_, kMeanOver));
     mean_blocks_ += (static_cast<double>(blocks) - mean_blocks_) / n;
 }
@@ -76,9 +83,10 @@ void RriPolicy::on_request(std::uint64_t blocks, double now) {
 void RriPolicy::on_class(std::uint32_t segment, Kind kind, Pace pace, double now) {
     Record& r = records_[segment];
     if (kind == Kind::kLeft && r.kind != kind) {
-        hazards_.add_censored(class_of(r), Hazards::bin_of(now - r.origin), expose(r, r.blocks, now));
-        r.origin = now;
-        r.bin = 0;
+        advance(r, now);
+        hazards_.add_censored(class_of(r), r.bin, weight(r.blocks));
+        r.kind = kind;
+        restart(r, now);
     }
     r.kind = kind;
     r.pace = pace;
@@ -87,42 +95,46 @@ void RriPolicy::on_class(std::uint32_t segment, Kind kind, Pace pace, double now
 void RriPolicy::on_use(std::uint32_t from, std::uint32_t to, std::uint32_t blocks, double now) {
     if (from != kNone) {
         Record& r = records_[from];
-        hazards_.add_reused(class_of(r), Hazards::bin_of(now - r.origin), expose(r, blocks, now));
+        advance(r, now);
+        hazards_.add_reused(class_of(r), r.bin, weight(blocks));
         r.blocks -= std::min(blocks, r.blocks);
     }
-    records_[to].blocks += blocks;
+    Record& t = records_[to];
+    advance(t, now);
+    t.blocks += blocks;
+    hazards_.add_at_risk(class_of(t), t.bin, weight(blocks));
 }
 
 void RriPolicy::on_forget(std::uint32_t segment, std::uint32_t blocks, double now) {
     Record& r = records_[segment];
-    hazards_.add_censored(class_of(r), Hazards::bin_of(now - r.origin), expose(r, blocks, now));
+    advance(r, now);
+    hazards_.add_censored(class_of(r), r.bin, weight(blocks));
     r.blocks -= std::min(blocks, r.blocks);
 }
 
-// Counts the bins that the segment has lived through.
+double RriPolicy::weight(std::uint32_t blocks) const { return mean_blocks_ > 0 ? blocks / mean_blocks_ : 0; }
+
+// Counts the bins that the segment has entered.
 void RriPolicy::advance(Record& r, double now) {
     const int bin = Hazards::bin_of(now - r.origin);
-    if (bin <= r.bin) return;
-    const double weight = mean_blocks_ > 0 ? r.blocks / mean_blocks_ : 0;
-    for (int b = r.bin; b < bin; ++b) hazards_.add_at_risk(class_of(r), b, weight);
-    r.bin = static_cast<std::uint8_t>(bin);
+    for (; r.bin < bin; ++r.bin) hazards_.add_at_risk(class_of(r), r.bin + 1, weight(r.blocks));
 }
 
-// Something ends for `blocks` of the segment at its age: they were at risk in that bin too. Their weight.
-double RriPolicy::expose(Record& r, std::uint32_t blocks, double now) {
-    advance(r, now);
-    const double weight = mean_blocks_ > 0 ? blocks / mean_blocks_ : 0;
-    hazards_.add_at_risk(class_of(r), Hazards::bin_of(now - r.origin), weight);
-    return weight;
+void RriPolicy::restart(Record& r, double now) {
+    r.origin = now;
+    r.bin = 0;
+    hazards_.add_at_risk(class_of(r), 0, weight(r.blocks));
 }
 
 void RriPolicy::rebuild(double now) {
     const auto begin = std::chrono::steady_clock::now();
     for (Record& r : records_) {
-        if (r.used) advance(r, now);
+        if (!r.used || r.blocks == 0) continue;
+        advance(r, now);
+        hazards_.add_passing(class_of(r), r.bin, weight(r.blocks));
     }
-    if (requests_ % kPeriod == 0) hazards_.decay(kDecay);
     hazards_.rebuild();
+    rebuilt_ = requests_;
     ++rebuilds_;
     rebuild_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }

@@ -42,7 +42,7 @@ class RriPolicy final : public Policy {
         double origin = 0;                 // the age counts from here
         std::uint32_t blocks = 0;          // resident or not
         std::uint32_t place = 0;           // in residents_
-        std::uint8_t finish = 0, bin = 0;  // bins below `bin` are counted as at risk
+        std::uint8_t finish = 0, bin = 0;  // bins up to `bin` are counted as at risk
         Kind kind = Kind::kOwn;
         Pace pace = Pace::kUnknown;
         bool used = false, open = false, resident = false;
@@ -64,7 +64,8 @@ class RriPolicy final : public Policy {
     double value(const Record& r) const;
     Rank rank_of(std::uint32_t segment) const;
     void advance(Record& r, double now);
-    double expose(Record& r, std::uint32_t blocks, double now);
+    void restart(Record& r, double now);
+    double weight(std::uint32_t blocks) const;
     void rebuild(double now);
     void seen(double now) { now_ = now > now_ ? now : now_; }
 
@@ -74,7 +75,7 @@ class RriPolicy final : public Policy {
     std::vector<std::uint32_t> residents_;
     double now_ = 0;
     double mean_blocks_ = 0;  // of a prompt
-    std::uint64_t requests_ = 0, rebuilds_ = 0;
+    std::uint64_t requests_ = 0, rebuilds_ = 0, rebuilt_ = 0;
     double rebuild_seconds_ = 0;
 
     // The ranking of the running batch: `ranked_` in order, then a heap of the rest.
