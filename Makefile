@@ -15,19 +15,20 @@ NATIVE := $(wildcard csrc/*.cpp csrc/*.h csrc/*.cu csrc/*.cuh)
 DRIVERS := $(wildcard tests/native/*.cpp tests/native/*.h)
 
 # The main job: a seeded workload, replayed with real bytes through host and disk.
-DEMO_TRACE := build/demo.jsonl
-DEMO_SYNTH := trace synth --seed 1 --out $(DEMO_TRACE)
-DEMO_REPLAY := replay $(DEMO_TRACE) --lanes 4 --block-bytes 16KiB --device-blocks 4000 --host-blocks 2000 \
-	--disk-blocks 110000
+DEMO := build/demo
+DEMO_SYNTH := trace synth $(DEMO)/sessions.jsonl.gz --sessions 8 --seed 1 --max-context 64k
+DEMO_REPLAY := replay $(DEMO)/sessions.jsonl.gz --lanes 4 --block-bytes 16KiB --device-blocks 1200 --host-blocks 2500 \
+	--disk-blocks 75000 --disk-path $(DEMO)/disk
 BENCHES := hash index copy disk
 
 .PHONY: demo test lint bench sanitize clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
-	@mkdir -p build
+	@rm -rf $(DEMO) && mkdir -p $(DEMO)
 	$(KV) $(DEMO_SYNTH)
 	$(KV) $(DEMO_REPLAY)
+	@rm -rf $(DEMO)
 
 test: $(STAMP)
 	$(PY) -m pytest $(PYTEST)

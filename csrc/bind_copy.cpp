@@ -4,6 +4,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bench_io.h"
 #include "bind.h"
 #include "bind_records.h"
 #include "copy_cpu.h"
@@ -71,6 +72,8 @@ void bind_copy(py::module_& m) {
             py::arg("handle"), py::arg("timeout"))
         .def("close", &CpuCopier::close, py::call_guard<py::gil_scoped_release>());
 
+    m.def("memcpy_loop", &memcpy_loop, py::arg("target"), py::arg("source"), py::arg("bytes"),
+          py::arg("count"), py::arg("threads"), py::call_guard<py::gil_scoped_release>());
     m.def("prefault", &prefault, py::arg("base"), py::arg("bytes"), py::arg("threads"),
           py::call_guard<py::gil_scoped_release>());
 }

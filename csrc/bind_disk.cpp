@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "bench_io.h"
 #include "bind.h"
 #include "bind_records.h"
 #include "disk_io.h"
@@ -92,6 +93,8 @@ void bind_disk(py::module_& m) {
         .def_property_readonly("slots_bytes", &DiskIO::slots_bytes)
         .def_property_readonly("table_bytes", &DiskIO::table_bytes);
 
+    m.def("raw_file_loop", &raw_file_loop, py::arg("file"), py::arg("write"), py::arg("base"),
+          py::arg("bytes"), py::arg("offsets"), py::arg("threads"), py::call_guard<py::gil_scoped_release>());
     m.def("checksum", &checksum_bytes, py::arg("data"), py::arg("portable") = false);
     m.def("checksum_has_instruction", &checksum_has_instruction);
 }

@@ -240,8 +240,8 @@ std::unique_ptr<Index> make_index(const std::vector<std::tuple<int, std::uint32_
             o.host_policy = value.cast<std::string>();
         else if (key == "disk_policy")
             o.disk_policy = value.cast<std::string>();
-        else if (key == "write_through")
-            o.write_through = value.cast<bool>();
+        else if (key == "disk_admission")
+            o.disk_admission = value.cast<std::uint32_t>();
         else if (key == "max_pending_writes")
             o.max_pending_writes = value.cast<std::int64_t>();
         else
@@ -327,6 +327,7 @@ void bind_index_class(py::module_& m) {
                 i.set_disk_online(online);
             },
             "tier"_a, "online"_a)
+        .def("set_direct_writes", &Index::set_direct_writes, "allowed"_a)
         .def("usage", &usage, "tier"_a)
         .def("transit_free", &Index::transit_free)
         .def("pending_writes",

@@ -28,12 +28,16 @@ enum EntryFlag : std::uint8_t {
     kDoomed = 128,   // out of table and segment; freed when the last pin goes
 };
 
+constexpr unsigned kMaxPins = 0xFFF;
+constexpr unsigned kMaxTouches = 0xF;
+
 constexpr std::uint8_t valid_bit(int tier) { return tier == kHost ? kHostValid : kDiskValid; }
 constexpr std::uint8_t busy_bit(int tier) { return tier == kHost ? kHostBusy : kDiskBusy; }
 
 struct Entry {
     std::uint8_t key[16];
-    std::uint16_t pins;
+    std::uint16_t pins : 12;    // at most kMaxPins
+    std::uint16_t touches : 4;  // requests that used the block, at most kMaxTouches
     std::uint8_t group;
     std::uint8_t flags;
     std::uint32_t depth;   // index of the block within its group
@@ -64,6 +68,7 @@ class EntryPool {
         if (id == free_) free_ = e.next;
         std::memcpy(e.key, key, 16);
         e.pins = 0;
+        e.touches = 1;
         e.group = group;
         e.flags = 0;
         e.depth = depth;

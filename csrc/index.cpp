@@ -87,6 +87,7 @@ void Index::start(std::uint32_t segment, const Chain& chain, const std::vector<S
 void Index::restart_batch() {
     order_.begin_batch();
     for (auto& blocked : slab_blocked_) blocked.clear();
+    spare_unwritten_ = false;
 }
 
 void Index::append_merged(const std::vector<Span>& spans) {
@@ -165,7 +166,7 @@ const std::int32_t* Index::page(const std::vector<Span>& spans, const Item& item
 bool Index::make_room(int tier, const Newcomer& x, const Chain& chain) {
     SlabArena& arena = arenas_[tier];
     if (arena.promise(x.group)) return true;
-    const std::uint32_t victim = order_.victim(tier, x, chain);
+    const std::uint32_t victim = order_.victim(tier, x, chain, spared(tier));
     if (victim == kNone && order_.refuses(tier, x.group)) return false;
     const std::uint32_t slab = idle_slab(tier, x, chain, victim);
     if (slab == kNone && victim == kNone) return false;
@@ -180,8 +181,8 @@ bool Index::make_room(int tier, const Newcomer& x, const Chain& chain) {
 
 bool Index::could_make_room(int tier, const Newcomer& x, const Chain& chain) {
     if (arenas_[tier].could_promise(x.group)) return true;
-    const std::uint32_t victim = order_.victim(tier, x, chain);
-    return victim != kNone || order_.refuses(tier, x.group) || idle_slab(tier, x, chain, victim) != kNone;
+    const std::uint32_t victim = order_.victim(tier, x, chain, spared(tier));
+    return victim != kNone || idle_slab(tier, x, chain, victim) != kNone;
 }
 
 // The slab of another group that was used longest ago, if that was before the victim's segment (without a
@@ -197,7 +198,7 @@ std::uint32_t Index::idle_slab(int tier, const Newcomer& x, const Chain& chain, 
         for (std::uint32_t i = 0; i < slabs.size(); ++i) {
             if (slabs[i].owner < 0 || slabs[i].owner == static_cast<std::int32_t>(x.group) || blocked[i])
                 continue;
-            if (slabs[i].last_use >= limit) continue;
+            if (slabs[i].used == 0 || slabs[i].last_use >= limit || !arenas_[tier].can_empty(i)) continue;
             if (best == kNone || slabs[i].last_use < slabs[best].last_use) best = i;
         }
         if (best == kNone || slab_is_free_to_go(tier, best, x, chain)) return best;
@@ -216,13 +217,12 @@ void Index::empty_slab(int tier, std::uint32_t slab) {
 }
 
 bool Index::slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain) const {
-    const SlabArena& arena = arenas_[tier];
-    const SlabArena::Slab& s = arena.slabs()[slab];
-    if (!arena.can_empty(slab)) return false;
+    const SlabArena::Slab& s = arenas_[tier].slabs()[slab];
     for (std::uint32_t i = 0; i < s.slots; ++i) {
         if (s.free.test(i)) continue;
         const Entry& e = pool_[s.entries[i]];
-        if (e.pins != 0 || e.segment == x.segment || order_.own_prefix(e, x, chain)) return false;
+        if (e.pins != 0 || e.has(spared(tier)) || e.segment == x.segment || order_.own_prefix(e, x, chain))
+            return false;
     }
     return true;
 }
@@ -238,6 +238,8 @@ void Index::join(std::uint32_t request, Item& item, std::uint32_t& hint) {
     } else {
         order_.unlink(item.entry);
         order_.link(segment, item.entry, hint);
+        if (e.touches < kMaxTouches) ++e.touches;
+        if (e.has(kHostValid)) queue_write(item.entry);
     }
     if (groups() == 1) return;
     for (int t = 0; t < kTiers; ++t) {

@@ -24,13 +24,13 @@
 //     slot ends the walk; no room on disk counts as refused.
 // Cursors: the span's end, or where the walk ended the group's first block that ends at or beyond that
 // position. If the walk ends with its very first block, nothing is touched: a saturated offer costs no more
-// than its scan.
-// Where host has a policy that learns, a block it finds of less value than all others is refused for good:
-// the walk goes on, and no later block of the request displaces others in host. complete_store. Of a copy
-// without kCopyTransit: the block is visible in host and, if write_through and disk is online, queued for
-// disk; or its slot is given back. Of a copy with kCopyTransit: kOk changes nothing, the same copy goes on as
-// a write and ends with complete_write; otherwise its slots are given back.
+// than its scan. Where host has a policy that learns, a block it finds of less value than all others is
+// refused for good: the walk goes on, and no later block of the request displaces others in host.
+// complete_store. Of a copy without kCopyTransit: the block is visible in host and, if disk is online and
+// admits it, queued for disk; or its slot is given back. Of a copy with kCopyTransit: kOk changes nothing,
+// the same copy goes on as a write and ends with complete_write; otherwise its slots are given back.
 //
+// Room that a load makes in host never costs a block that waits for its write to disk.
 // begin_load. All groups together, in ascending end position. Blocks without a page are passed over. The
 // others must be valid in host, or on disk and online, or on disk and on their way to host (kCopyWait); the
 // first that is not ends the load for all groups at its position. Disk-only blocks get room in host
@@ -71,7 +71,8 @@ struct IndexOptions {
     std::uint32_t host_slabs = 0, transit_slabs = 0, disk_slabs = 0;
     std::int64_t host_slots = -1, transit_slots = -1, disk_slots = -1;  // exact numbers, -1 = all
     std::string host_policy = "lru", disk_policy = "lru";
-    bool write_through = true;
+    // A block is queued for disk once so many requests have used it while it was in host; 0 = never.
+    std::uint32_t disk_admission = 1;
     std::int64_t max_pending_writes = -1;  // -1 = a quarter of the host slots
 };
 
@@ -169,6 +170,8 @@ class Index {
     // Entries of the tier that a job holds become invisible everywhere; the others lose the tier.
     void reset(int tier);
     void set_disk_online(bool online);
+    // Whether blocks that host refuses may go to disk by transit; at first they may.
+    void set_direct_writes(bool allowed) { direct_writes_ = allowed; }
 
     const GroupSpec& group(std::uint32_t g) const { return options_.groups[g]; }
     std::uint32_t groups() const { return static_cast<std::uint32_t>(options_.groups.size()); }
@@ -228,7 +231,13 @@ class Index {
     void log(const Entry& e, ChangeKind kind, int tier);
     std::uint8_t code(const Entry& e) const;
     bool on_disk(const Entry& e) const { return disk_online_ && e.has(kDiskValid); }
-    bool disk_writable() const { return disk_online_ && options_.write_through && options_.disk_slabs > 0; }
+    bool disk_writable() const {
+        return disk_online_ && options_.disk_admission > 0 && options_.disk_slabs > 0;
+    }
+    // Whether a block that only its own request has used may go to disk.
+    bool disk_takes_new() const { return disk_writable() && options_.disk_admission == 1 && direct_writes_; }
+    // The flag that keeps an unpinned block from being a victim in the running call, 0 = none.
+    std::uint8_t spared(int tier) const { return tier == kHost && spare_unwritten_ ? kWantDisk : 0; }
     Newcomer newcomer(std::uint32_t segment, const Item& item) const {
         return {order_.target(segment, item.end), item.end, item.group};
     }
@@ -294,10 +303,12 @@ class Index {
     std::uint64_t writing_ = 0;  // entries with kDiskBusy
     std::uint64_t max_writing_ = 0;
     bool disk_online_ = true;
+    bool direct_writes_ = true;
 
     // Of the batch call that runs.
     std::vector<Item> items_;
     std::vector<bool> slab_blocked_[kTiers];
+    bool spare_unwritten_ = false;
     std::vector<Touched> touched_;
 };
 

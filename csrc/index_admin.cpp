@@ -90,7 +90,7 @@ void Index::link_restored(const std::vector<std::uint64_t>& order, const std::ve
     std::iota(sorted.begin(), sorted.end(), std::size_t{0});
     std::sort(sorted.begin(), sorted.end(), [&](std::size_t a, std::size_t b) {
         if (order[a] != order[b]) return order[a] < order[b];
-        return order_.position(pool_[ids[a]]) < order_.position(pool_[ids[b]]);
+        return order_.goes_before(ids[a], ids[b]);
     });
     std::uint32_t segment = kNone, hint = kNone;
     for (std::size_t i = 0; i < sorted.size(); ++i) {
@@ -223,8 +223,7 @@ void Index::check_segments() const {
         for (std::uint32_t id = seg.head; id != kNone; before = id, id = pool_[id].next, ++size) {
             const Entry& e = pool_[id];
             expect(e.in_use() && e.segment == s && e.prev == before, "segment list is broken", s);
-            expect(before == kNone || order_.position(pool_[before]) <= order_.position(e),
-                   "list out of order", s);
+            expect(before == kNone || order_.goes_before(before, id), "list out of order", s);
             for (std::uint32_t t = 0; t < kTiers; ++t) {
                 if (e.slot[t] < 0) continue;
                 tails[e.group * kTiers + t] = id;

@@ -38,6 +38,7 @@ LoadResult Index::begin_load(std::uint32_t segment, const Chain& chain, const st
                              std::uint32_t max_transit) {
     LoadResult result;
     start(segment, chain, spans);
+    spare_unwritten_ = disk_writable();
     find_all(chain);
     std::uint32_t asked = 0;
     for (const Span& s : spans) asked += s.begin < s.end ? 1 : 0;
@@ -56,6 +57,7 @@ LoadResult Index::begin_load(std::uint32_t segment, const Chain& chain, const st
 
 CopyList Index::begin_read(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans) {
     start(segment, chain, spans);
+    spare_unwritten_ = disk_writable();
     find_all(chain);
     const std::size_t n = place_reads(segment, chain, available(spans, false), nullptr);
     return emit_loads(spans, n, nullptr);
@@ -69,7 +71,7 @@ std::size_t Index::available(const std::vector<Span>& spans, bool to_device) {
         if (to_device && page(spans, item) == nullptr) continue;
         if (item.entry == kNone) return rewind(i);
         const Entry& e = pool_[item.entry];
-        if (e.pins == 0xFFFF) return rewind(i);
+        if (e.pins == kMaxPins) return rewind(i);
         if (!to_device && e.has(kHostValid | kHostBusy)) continue;
         if (e.has(kHostValid)) {
             item.action = kPlain;
@@ -209,7 +211,6 @@ void Index::lose_disk(std::uint32_t id) {
 
 bool Index::ready(BlockCopy* copies, std::size_t n) {
     check_copies(copies, n, kEndsLoad);
-    restart_batch();
     bool waits = false;
     for (std::size_t i = 0; i < n; ++i) {
         if (copies[i].flags & kCopyWait) waits |= settle_wait(copies[i]);
@@ -224,7 +225,8 @@ bool Index::settle_wait(BlockCopy& c) {
     if (!e.has(kDoomed) && (busy || e.has(kHostValid))) c.host = e.slot[kHost];
     if (busy && (e.has(kPending) || !on_disk(e))) return true;
     if (!e.has(kDoomed) && !e.has(kHostValid) && on_disk(e)) {
-        order_.begin_batch();
+        restart_batch();
+        spare_unwritten_ = disk_writable();
         if (!busy && make_room(kHost, Newcomer{e.segment, order_.end(e), e.group}, Chain{})) {
             take_slot(c.entry, kHost, kHostBusy);
             set_bits(e, kPending, 0);

@@ -37,10 +37,10 @@ bool Index::stuck(std::uint32_t segment, const Chain& chain, const std::vector<S
     if (page(spans, first) == nullptr || tables_[first.group].find(hash_key(key), key) != kNone) return false;
     const Newcomer x = newcomer(segment, first);
     const bool fits =
-        could_make_room(kHost, x, chain) || (disk_writable() && transit_.could_promise(x.group));
+        could_make_room(kHost, x, chain) || (disk_takes_new() && transit_.could_promise(x.group));
     restart_batch();
     if (fits) return false;
-    result.refused = disk_writable() ? 0 : 1;
+    result.refused = disk_takes_new() ? 0 : 1;
     for (std::uint32_t g = 0; g < groups(); ++g) {
         result.cursors[g] = block_at(first.end, group(g).multiple, spans[g]);
     }
@@ -90,7 +90,7 @@ void Index::place(std::uint32_t segment, const Chain& chain, const std::vector<S
 // A block that host refused and no tier has: straight to disk, through a transit slot.
 bool Index::place_below(std::uint32_t segment, const Newcomer& x, Item& item, const Chain& chain,
                         OfferResult& result, bool& stop) {
-    if (!disk_writable() || item.entry != kNone) {
+    if (!disk_takes_new() || item.entry != kNone) {
         ++result.refused;
         stop = !order_.segment(segment).refused;
         return false;
@@ -180,7 +180,8 @@ void Index::end_store(const BlockCopy& c, std::uint8_t status) {
 
 void Index::queue_write(std::uint32_t id) {
     Entry& e = pool_[id];
-    if (!disk_writable() || e.has(kDiskValid | kDiskBusy | kWantDisk)) return;
+    if (!disk_writable() || e.touches < options_.disk_admission) return;
+    if (e.has(kDiskValid | kDiskBusy | kWantDisk)) return;
     e.flags |= kWantDisk;
     queue_.push_back(id);
     ++wanted_;
@@ -228,7 +229,7 @@ CopyList Index::next_writes(std::uint64_t limit) {
         const std::uint32_t id = pop_write();
         if (id == kNone) break;
         const Entry& e = pool_[id];
-        if (e.segment != segment) order_.begin_batch();  // a scan holds for one segment's newcomers
+        if (e.segment != segment) restart_batch();  // a scan holds for one segment's newcomers
         segment = e.segment;
         if (make_room(kDisk, Newcomer{segment, order_.end(e), e.group}, Chain{})) {
             chosen.push_back(id);

@@ -54,25 +54,31 @@ void Lineage::relate(std::uint32_t segment, const std::vector<Touched>& touched,
     const std::size_t n = touched.size();
     for (std::size_t i = 0; i < n;) {
         const std::uint32_t from = from_[i], to = target(segment, touched[i].end);
+        std::uint32_t blocks = 0;
         std::size_t j = i;
         for (; j < n && from_[j] == from && target(segment, touched[j].end) == to; ++j) {
-            if (touched[j].segment != kNone || from == to) continue;
-            if (from == kNone) {
-                ghosts_.add(touched[j].ghost, to, nodes_[to].ghosts);
-            } else {
-                const std::uint32_t ghost = ghosts_.find(touched[j].ghost);
-                if (ghost != kNone && ghosts_.segment(ghost) == from) {
-                    ghosts_.move(ghost, nodes_[from].ghosts, to, nodes_[to].ghosts);
-                }
-            }
+            if (from != to && follow(touched[j], from, to)) ++blocks;
         }
-        if (from != to) use(from, to, touched[i], touched[j - 1].end, static_cast<std::uint32_t>(j - i), now);
+        if (blocks > 0) use(from, to, touched[i], touched[j - 1].end, blocks, now);
         i = j;
     }
     rehang(segment);
     leave_previous(segment, touched.back().end, now);
     for (const Cut& c : cuts_) order_.erase_if_done(c.segment);
     if (ghosts_.size() > most_ghosts_) trim(now);
+}
+
+// The block's ghost, if it has one, moves from `from` to `to`; false if the chain named the block before.
+bool Lineage::follow(const Touched& touched, std::uint32_t from, std::uint32_t to) {
+    if (touched.segment != kNone) return true;
+    const std::uint32_t ghost = ghosts_.find(touched.ghost);
+    if (ghost == kNone) {
+        ghosts_.add(touched.ghost, to, nodes_[to].ghosts);
+        return true;
+    }
+    if (ghosts_.segment(ghost) != from) return false;
+    ghosts_.move(ghost, nodes_[from].ghosts, to, nodes_[to].ghosts);
+    return true;
 }
 
 bool Lineage::foreign(std::uint32_t segment, std::uint32_t mine) const {
@@ -216,8 +222,8 @@ void Lineage::trim(double now) {
     for (std::uint32_t s = 0; s < nodes_.size(); ++s) {
         if (!order_.segment(s).live) continue;
         held += order_.segment(s).size > 0 ? 1 : 0;
-        if (nodes_[s].ghosts.count > 0)
-            (order_.segment(s).size > 0 || order_.is_open(s) ? rest : empty).push_back(s);
+        if (nodes_[s].ghosts.count > 0 && !order_.is_open(s))
+            (order_.segment(s).size > 0 ? rest : empty).push_back(s);
     }
     const auto older = [&](std::uint32_t a, std::uint32_t b) {
         return order_.segment(a).order < order_.segment(b).order;

@@ -94,6 +94,7 @@ class Lineage {
 
     bool foreign(std::uint32_t segment, std::uint32_t mine) const;
     void find_split(std::uint32_t segment, const std::vector<Touched>& touched, double now);
+    bool follow(const Touched& touched, std::uint32_t from, std::uint32_t to);
     void use(std::uint32_t from, std::uint32_t to, const Touched& first, std::uint32_t end,
              std::uint32_t blocks, double now);
     void rehang(std::uint32_t segment);

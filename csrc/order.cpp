@@ -85,12 +85,11 @@ void Order::touch(std::uint32_t segment, std::uint32_t blocks) {
 void Order::link(std::uint32_t segment, std::uint32_t id, std::uint32_t& hint) {
     Segment& s = segments_[segment];
     Entry& e = pool_[id];
-    const std::uint64_t at = position(e);
     std::uint32_t before = s.tail;
-    if (before != kNone && position(pool_[before]) > at) {
-        before = hint != kNone && position(pool_[hint]) <= at ? hint : kNone;
+    if (before != kNone && goes_before(id, before)) {
+        before = hint != kNone && goes_before(hint, id) ? hint : kNone;
         std::uint32_t next = before == kNone ? s.head : pool_[before].next;
-        while (next != kNone && position(pool_[next]) <= at) {
+        while (next != kNone && goes_before(next, id)) {
             before = next;
             next = pool_[next].next;
         }
@@ -131,7 +130,7 @@ void Order::bury(std::uint32_t id) {
 void Order::gained(std::uint32_t id, int tier) {
     const Entry& e = pool_[id];
     Tail& t = tails_[cell(e.segment, e.group, tier)];
-    if (t.count++ == 0 || pool_[t.tail].depth < e.depth) t.tail = id;
+    if (t.count++ == 0 || goes_before(t.tail, id)) t.tail = id;
     if (segments_[e.segment].resident[tier]++ == 0) policies_[tier]->on_resident(e.segment, true);
 }
 
@@ -169,7 +168,7 @@ bool Order::own_prefix(const Entry& e, const Newcomer& x, const Chain& chain) co
     return key != nullptr && std::memcmp(key, e.key, 16) == 0;
 }
 
-std::uint32_t Order::victim(int tier, const Newcomer& x, const Chain& chain) {
+std::uint32_t Order::victim(int tier, const Newcomer& x, const Chain& chain, std::uint8_t spared) {
     Scan& scan = scans_[tier][x.group];
     const bool learns = policies_[tier]->learns();
     if (scan.refused) return kNone;
@@ -179,13 +178,10 @@ std::uint32_t Order::victim(int tier, const Newcomer& x, const Chain& chain) {
     }
     for (; scan.at != kNone; scan.at = policies_[tier]->next_victim(scan.at)) {
         const std::uint32_t last = tail(scan.at, x.group, tier);
-        if (scan.at == x.segment && last != kNone && pool_[last].pins == 0 && end(pool_[last]) > x.end)
-            return last;
+        if (scan.at == x.segment && may_go(last, spared) && end(pool_[last]) > x.end) return last;
         scan.refused = learns && !policies_[tier]->displaces(x.segment, scan.at);
         if (scan.refused || (scan.at == x.segment && !learns)) return kNone;
-        if (scan.at == x.segment || last == kNone || pool_[last].pins != 0 ||
-            own_prefix(pool_[last], x, chain))
-            continue;
+        if (scan.at == x.segment || !may_go(last, spared) || own_prefix(pool_[last], x, chain)) continue;
         if (!learns || !lineage_->blocked(scan.at, tier, end(pool_[last]))) return last;
     }
     return kNone;

@@ -84,7 +84,8 @@ class Order {
     // lies deeper than x, else x loses; another gives its tail unless this is pinned or of x's own prefix.
     // Where the policy learns, x also loses against the first segment that it may not displace, and a tail
     // with something below it stays.
-    std::uint32_t victim(int tier, const Newcomer& x, const Chain& chain);
+    // Entries with a flag of `spared` count as pinned; it does not change within a batch.
+    std::uint32_t victim(int tier, const Newcomer& x, const Chain& chain, std::uint8_t spared);
     // In this batch the policy found a newcomer of the group to be of less value than all that could go.
     bool refuses(int tier, std::uint32_t group) const { return scans_[tier][group].refused; }
 
@@ -107,6 +108,12 @@ class Order {
     const Policy& policy(int tier) const { return *policies_[tier]; }
     std::uint32_t end(const Entry& e) const { return (e.depth + 1) * multiples_[e.group]; }
     std::uint64_t position(const Entry& e) const { return static_cast<std::uint64_t>(end(e)) << 8 | e.group; }
+    // The order of a segment's list: by position, then by id (a request whose tokens changed has two blocks
+    // at one).
+    bool goes_before(std::uint32_t a, std::uint32_t b) const {
+        const std::uint64_t pa = position(pool_[a]), pb = position(pool_[b]);
+        return pa != pb ? pa < pb : a < b;
+    }
     // Block lies on the chain and ends at or before x: dropping it would cut x off from its start.
     bool own_prefix(const Entry& e, const Newcomer& x, const Chain& chain) const;
     std::size_t memory_bytes() const;
@@ -128,6 +135,9 @@ class Order {
     }
     std::uint32_t make(std::uint64_t stream, std::uint64_t order, double now);
     void close_one(std::uint32_t segment, int reason);
+    bool may_go(std::uint32_t id, std::uint8_t spared) const {
+        return id != kNone && pool_[id].pins == 0 && !pool_[id].has(spared);
+    }
     void drop_tail(std::uint32_t id, int tier);
     void leave(std::uint32_t segment, int tier);
 

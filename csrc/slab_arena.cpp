@@ -101,15 +101,19 @@ bool SlabArena::promise(std::uint32_t group) {
 
 void SlabArena::withdraw(std::uint32_t group) {
     --promised_[group];
-    if (!empty_.empty()) sweep();
+    if (promised_[group] == 0) {
+        sweep();
+    } else if (!empty_.empty() && idle(empty_.back())) {  // the slab that this very promise brought
+        disown(empty_.back());
+        empty_.pop_back();
+    }
 }
 
 std::int32_t SlabArena::take(std::uint32_t group, std::uint32_t entry) {
     const std::uint32_t s = open_[group].first();
     const std::int32_t taken = slot(s, slabs_[s].free.first());
     mark(taken, entry);
-    --promised_[group];
-    if (!empty_.empty()) sweep();
+    if (--promised_[group] == 0) sweep();
     return taken;
 }
 
@@ -143,20 +147,27 @@ void SlabArena::release(std::int32_t slot) {
     --used_[group];
     ++free_[group];
     if (--s.used != 0) return;
-    if (free_[group] - s.slots >= promised_[group]) {
+    if (idle(i)) {
         disown(i);
     } else {
         empty_.push_back(i);
     }
 }
 
-// Gives back slabs that only a promise kept. Amortised: a slab is looked at once per promise that kept it.
+// An owned slab that is empty and that no promise needs.
+bool SlabArena::idle(std::uint32_t slab_index) const {
+    const Slab& s = slabs_[slab_index];
+    if (s.owner < 0 || s.used != 0) return false;
+    const auto group = static_cast<std::uint32_t>(s.owner);
+    return free_[group] - s.slots >= promised_[group];
+}
+
+// Gives back the slabs that only promises kept.
 void SlabArena::sweep() {
     std::size_t kept = 0;
     for (const std::uint32_t i : empty_) {
-        const Slab& s = slabs_[i];
-        if (s.owner < 0 || s.used != 0) continue;
-        if (promised_[static_cast<std::uint32_t>(s.owner)] == 0) {
+        if (slabs_[i].owner < 0 || slabs_[i].used != 0) continue;
+        if (idle(i)) {
             disown(i);
         } else {
             empty_[kept++] = i;

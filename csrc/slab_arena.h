@@ -64,7 +64,10 @@ class SlabArena {
 
     bool holds(std::int32_t slot) const;  // in range and in use
     std::uint32_t entry(std::int32_t slot) const { return slab(slot).entries[slot & 0xFFFF]; }
-    void touch(std::int32_t slot, std::uint64_t order) { slabs_[index(slot)].last_use = order; }
+    void touch(std::int32_t slot, std::uint64_t order) {
+        Slab& s = slabs_[index(slot)];
+        if (s.last_use < order) s.last_use = order;
+    }
 
     std::uint32_t groups() const { return static_cast<std::uint32_t>(used_.size()); }
     std::uint32_t used(std::uint32_t group) const { return used_[group]; }
@@ -97,6 +100,7 @@ class SlabArena {
     void own(std::uint32_t slab_index, std::uint32_t group);
     void disown(std::uint32_t slab_index);
     void mark(std::int32_t slot, std::uint32_t entry);
+    bool idle(std::uint32_t slab_index) const;
     void sweep();
 
     const std::uint32_t first_slab_;

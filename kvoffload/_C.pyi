@@ -38,7 +38,7 @@ class Index:
         disk_slots: int = -1,
         host_policy: str = "lru",
         disk_policy: str = "lru",
-        write_through: bool = True,  # blocks stored in host are queued for disk
+        disk_admission: int = 1,  # requests that must have used a block before it is queued for disk; 0 = never
         max_pending_writes: int = -1,  # slots that may be pinned by disk writes; -1 = a quarter of the host slots
     ) -> None: ...
 
@@ -98,6 +98,9 @@ class Index:
         """Nothing in the tier is visible any more; slots of running jobs come back when these end."""
     def set_online(self, tier: int, online: bool) -> None:
         """An offline tier answers nothing and takes nothing; its blocks come back with it."""
+    def set_direct_writes(self, allowed: bool) -> None:
+        """Whether blocks that host refuses may go to disk through transit; at first they may."""
+
     def usage(self, tier: int) -> dict[str, Any]: ...
     def transit_free(self) -> int: ...
     def pending_writes(self) -> tuple[int, int]:
@@ -180,6 +183,14 @@ class DiskIO:
 
 def prefault(base: int, bytes: int, threads: int) -> bool:
     """Backs mapped memory; False where the kernel has none left."""
+
+def raw_file_loop(
+    file: int, write: bool, base: int, bytes: int, offsets: Sequence[int], threads: int
+) -> float:
+    """Seconds to move blocks between memory and a file with nothing else done; negative = -errno. For `bench`."""
+
+def memcpy_loop(target: int, source: int, bytes: int, count: int, threads: int) -> float:
+    """Seconds to copy fragments in order. For `bench`."""
 
 def checksum(data: object, portable: bool = False) -> bytes:
     """The 16-byte payload checksum of anything with the buffer protocol (docs/block-format.md)."""

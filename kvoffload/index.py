@@ -1,7 +1,7 @@
 """The index: which key lies in which slot, and in which order slots are given up.
 
-The rules are in csrc/index.h (store, load, room), csrc/order.h (segments) and csrc/match.h (boundaries). This module
-names the arrays that the native classes hand out. Tiers: 0 = host, 1 = disk.
+The rules are in csrc/index.h (store, load, room), csrc/order.h (segments) and csrc/match.h (boundaries). This
+module names the arrays that the native classes hand out. Tiers: 0 = host, 1 = disk.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CHANGE_DTYPE = np.dtype(
         ("code", "u1"),
     ]
 )
-"""One change of what is visible or pending; `tier` counts for STORED and REMOVED, `code` is the block's afterwards."""
+"""One change of what is visible or pending; `tier` is that of STORED and REMOVED, `code` the block's afterwards."""
 
 ENTRY_DTYPE = np.dtype(
     [

@@ -10,6 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvoffload.errors import LayoutError
 
@@ -101,6 +105,13 @@ class Layout:
     def alignment(self) -> int:
         """Tokens between two possible boundaries: the least common multiple over stored groups."""
         return math.lcm(*(g.tokens_per_block for g in self.groups if not g.transient), self.base_tokens)
+
+    def bytes_of(self, groups: NDArray[np.integer[Any]]) -> int:
+        """Payload bytes on this rank of one block of each of `groups`."""
+        if len(self.groups) == 1:
+            return len(groups) * self.groups[0].block_bytes
+        counts = np.bincount(groups, minlength=len(self.groups)).tolist()
+        return sum(count * g.block_bytes for count, g in zip(counts, self.groups, strict=True))
 
     def slots_per_slab(self, slab_bytes: int) -> tuple[int, ...]:
         """Slots of each group in one slab on this rank; MAX_SLOTS_PER_SLAB where the rank lacks the group."""

@@ -64,11 +64,13 @@ class Loads:
         index: Index,
         inflight: InFlight,
         counters: Counters,
+        ranks: int,
     ) -> None:
         self._layout = layout
         self._index = index
         self._inflight = inflight
         self._counters = counters
+        self._ranks = ranks
         self._loads: dict[int, Load] = {}
         self._parts: dict[int, Part] = {}
         self._held: list[Part] = []
@@ -247,11 +249,15 @@ class Loads:
         read = (copies["flags"] & CopyFlag.READ) != 0
         good = np.ones(len(copies), bool) if status is None else status == Status.OK
         from_disk = int((read & good).sum())
+        self._counters.add(
+            "load_bytes_disk", self._ranks * self._layout.bytes_of(copies["group"][read & good])
+        )
         if load.kind is JobKind.READ:
             self._counters.add("prefetched", from_disk)
         else:
             self._counters.add("loaded_disk", from_disk)
             self._counters.add("loaded_host", int(good.sum()) - from_disk)
+            self._counters.add("load_bytes_host", self._ranks * self._layout.bytes_of(copies["group"][good]))
         if not good.all():
             bad = copies[~good]
             sizes = np.array([g.tokens_per_block for g in self._layout.groups])

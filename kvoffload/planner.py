@@ -63,10 +63,10 @@ class Planner:
         self.layout = layout
         self.config = config
         self.counters = Counters()
-        self._ranks = ranks
+        self.ranks = ranks
         self._exact = exact or ExactSlots()
         self._inventories: dict[int, Inventory] = {}
-        self._requests = LiveRequests(layout)
+        self.requests = LiveRequests(layout)
         self._inflight = InFlight(ranks)
         self._cancels: list[int] = []
         self._finished: list[Finished] = []
@@ -83,19 +83,19 @@ class Planner:
 
         Raises LayoutError for a rank out of range, attached twice, or that differs in its number of groups.
         """
-        if not 0 <= rank < self._ranks or rank in self._inventories:
-            raise LayoutError(f"rank {rank} cannot attach: ranks 0 to {self._ranks - 1} attach once each")
+        if not 0 <= rank < self.ranks or rank in self._inventories:
+            raise LayoutError(f"rank {rank} cannot attach: ranks 0 to {self.ranks - 1} attach once each")
         if len(inventory.slots_per_slab) != len(self.layout.groups):
             raise LayoutError(
                 f"rank {rank} has {len(inventory.slots_per_slab)} groups, the planner {len(self.layout.groups)}"
             )
         self._inventories[rank] = inventory
-        if len(self._inventories) == self._ranks:
-            found = [self._inventories[r] for r in range(self._ranks)]
+        if len(self._inventories) == self.ranks:
+            found = [self._inventories[r] for r in range(self.ranks)]
             self._geometry = agree(found)
             self._tiers = _open_tiers(self, self._geometry, self._exact, self._inflight)
             self.counters.add("restored", self._tiers.index.restore(common_records(found)))
-            self._requests.open(self._tiers.index)
+            self.requests.open(self._tiers.index)
 
     @property
     def ready(self) -> bool:
@@ -106,7 +106,7 @@ class Planner:
 
     def match(self, request: RequestInfo, chain: ChainLike, *, computed: int = 0) -> Match:
         """What could be restored beyond `computed` tokens. Pins nothing; cheap to ask every step."""
-        state = self._requests.get_or_make(request, chain, self._now)
+        state = self.requests.get_or_make(request, chain, self._now)
         state.computed = computed
         if state.matcher is None:
             return Match(computed, computed, 0, 0, False)
@@ -121,7 +121,7 @@ class Planner:
         """Begin loading tokens [computed of the last match, boundary) into `pages`; blocks without a page are left
         out. What is no longer there shortens the load: see LoadPlan. The pages belong to the load until it has
         Finished, also after an abort."""
-        state = self._requests.get_or_make(request, chain, self._now)
+        state = self.requests.get_or_make(request, chain, self._now)
         best = restorable(state, boundary)
         if self._tiers is None or best <= state.computed:
             return LoadPlan(0, state.computed, 0, max(0, boundary - state.computed))
@@ -130,7 +130,7 @@ class Planner:
 
     def prefetch(self, request: RequestInfo, chain: ChainLike, deadline: float) -> int:
         """Bring what disk holds of the restorable prefix into host before it is asked for; the job's id or 0."""
-        state = self._requests.get_or_make(request, chain, self._now)
+        state = self.requests.get_or_make(request, chain, self._now)
         best = restorable(state, len(chain.keys) * self.layout.base_tokens)
         if self._tiers is None or best <= state.computed:
             return 0
@@ -142,7 +142,7 @@ class Planner:
         The first offer of a request walks from block 0, later ones from the cursor. The pages named by the job
         belong to it until it has Finished.
         """
-        state = self._requests.get_or_make(request, chain, self._now)
+        state = self.requests.get_or_make(request, chain, self._now)
         if self._tiers is None:
             return Offer(0, 0, 0, False)
         computed = min(computed, len(chain.keys) * self.layout.base_tokens)
@@ -152,10 +152,10 @@ class Planner:
     def preempt(self, request_id: RequestId) -> tuple[int, ...]:
         """The engine takes the request's pages away: its cursors go back to 0. Returns the ids of the running jobs
         that still touch its pages."""
-        state = self._requests.get(request_id)
+        state = self.requests.get(request_id)
         if state is None:
             return ()
-        state.cursors = self._requests.cursors()
+        state.cursors = self.requests.cursors()
         state.computed = 0
         return tuple(sorted(state.jobs))
 
@@ -163,7 +163,7 @@ class Planner:
         """The request has ended (also: "abort"). Returns the ids of the running jobs that still touch its pages;
         they end on their own, and the pages must stay until then. An unknown request is fine."""
         self._now = max(self._now, now)
-        state = self._requests.pop(request_id)
+        state = self.requests.pop(request_id)
         if state is None:
             return ()
         if self._tiers is not None:
@@ -214,7 +214,7 @@ class Planner:
             if running.load:
                 self._finished += self._tiers.loads.ended(running)
             else:
-                self._finished += self._tiers.stores.ended(running, self._deadline, self._requests)
+                self._finished += self._tiers.stores.ended(running, self._deadline, self.requests)
         self._finished += self._tiers.loads.advance(self._now)
         self._tiers.stores.plan_writes(self._now, self._deadline)
         finished, self._finished = self._finished, []
@@ -241,7 +241,7 @@ class Planner:
             if self._tiers is not None:
                 self._tiers.index.reset(HOST if tier == "host" else DISK)
                 self._reset_disk |= tier == "disk"
-        self._requests.rewind_all()
+        self.requests.rewind_all()
 
     @property
     def idle(self) -> bool:
@@ -279,7 +279,7 @@ class Planner:
         return Stats.collect(
             self.counters,
             None if self._tiers is None else self._tiers.index,
-            [g.slot_bytes * self._ranks for g in self.layout.groups],
+            [g.slot_bytes * self.ranks for g in self.layout.groups],
             self.config.effective(),
         )
 
@@ -298,6 +298,8 @@ def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, infligh
         disk_slots=exact.disk,
         host_policy=config.host_policy,
         disk_policy=config.disk_policy,
+        disk_admission=config.disk_admission,
     )
-    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget))
-    return _Tiers(index, stores, Loads(layout, index, inflight, counters))
+    ranks = planner.ranks
+    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget), ranks)
+    return _Tiers(index, stores, Loads(layout, index, inflight, counters, ranks))

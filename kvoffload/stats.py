@@ -56,7 +56,7 @@ FAMILIES: tuple[Family, ...] = (
     _single("restored", "Blocks found on disk at start."),
     _single("retried", "Blocks whose load failed once and was tried again."),
     _by_tier("store_bytes", "Bytes written into a tier.", "store_bytes_{}"),
-    _by_tier("load_bytes", "Bytes read from a tier.", "load_bytes_{}"),
+    _by_tier("load_bytes", "Bytes read: from disk, and from host memory to the device.", "load_bytes_{}"),
     Family("dropped", "Blocks not kept, by reason.", "reason", {reason: reason for reason in REASONS}),
     _single("moved", "Slabs that were emptied and given to another group.", "slabs"),
     _single("overdue", "Jobs that ran past their deadline.", "jobs"),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from kvoffload.index import Index
-from kvoffload.inflight import InFlight, Running
+from kvoffload.inflight import InFlight, RequestId, Running
 from kvoffload.layout import Layout
 from kvoffload.messages import Copies, CopyFlag, JobKind, Status
-from kvoffload.requests import Finished, Offer, Pages, RequestId, RequestState
+from kvoffload.requests import Finished, Offer, Pages, RequestState
 from kvoffload.stats import Counters
 
 WRITE_JOB_BLOCKS = 256
@@ -26,6 +24,15 @@ class WriteBudget:
         self._rate = bytes_per_hour
         self._left = float(bytes_per_hour or 0)
         self._then: float | None = None
+
+    @property
+    def bounded(self) -> bool:
+        return self._rate is not None
+
+    @property
+    def spent(self) -> bool:
+        """Bounded, and nothing is left."""
+        return self._rate is not None and self._left < 1
 
     def refill(self, now: float) -> None:
         if self._rate is None:
@@ -55,27 +62,30 @@ class Stores:
         inflight: InFlight,
         counters: Counters,
         budget: WriteBudget,
+        ranks: int,
     ) -> None:
         self._layout = layout
         self._index = index
         self._inflight = inflight
         self._counters = counters
         self._budget = budget
+        self._ranks = ranks
         self._sizes = tuple(0 if g.transient else g.tokens_per_block for g in layout.groups)
-        self._slot_bytes = np.array([g.slot_bytes for g in layout.groups], np.int64)
-        self._largest = max(1, int(self._slot_bytes.max()))
+        self._largest = max(1, *(g.block_bytes for g in layout.groups))
 
     def offer(self, state: RequestState, computed: int, pages: Pages, deadline: float) -> Offer:
         """Store what is new of tokens [0, computed). REQUIRES: the chain has the keys of all full blocks of it."""
         assert state.chain is not None
         ends = [computed // size if size else 0 for size in self._sizes]
+        if self._budget.bounded:
+            self._index.set_direct_writes(self._budget.blocks(self._largest) > 0)
         copies, cursors, resident, busy, refused = self._index.offer(
             state.segment, state.chain.keys, state.cursors, ends, pages
         )
         state.cursors = cursors
         self._counters.add("dedup", resident)
         self._counters.add("in_flight_dedup", busy)
-        self._counters.add("refused", refused)
+        self._counters.add("write_budget" if self._budget.spent else "refused", refused)
         blocked = cursors != ends
         cursor = min(c * s for c, s in zip(cursors, self._sizes, strict=True) if s) if blocked else computed
         if not len(copies):
@@ -95,7 +105,7 @@ class Stores:
             self._inflight.add(JobKind.WRITE, copies, deadline)
 
     def _spend(self, copies: Copies) -> None:
-        self._budget.spend(int(self._slot_bytes[copies["group"]].sum()))
+        self._budget.spend(self._layout.bytes_of(copies["group"]))
 
     def ended(
         self, running: Running, deadline: float, requests: Mapping[RequestId, RequestState]
@@ -104,14 +114,17 @@ class Stores:
         copies, status = running.copies, running.status
         if running.job.kind is JobKind.WRITE:
             self._index.complete_write(copies, status)
-            self._counters.add("stored_disk", len(copies) - running.failed)
+            self._count_stored("disk", copies if status is None else copies[status == Status.OK])
             return []
         self._index.complete_store(copies, status)
-        onward = self._onward(copies if status is None else copies[status == Status.OK])
+        good = copies if status is None else copies[status == Status.OK]
+        transit = (good["flags"] & CopyFlag.TRANSIT) != 0
+        onward = good[transit]
         if len(onward):
             self._spend(onward)
             self._inflight.add(JobKind.WRITE, onward, deadline)
-        self._counters.add("stored_host", len(copies) - running.failed - len(onward))
+            good = good[~transit]
+        self._count_stored("host", good)
         if status is not None and running.failed:
             self._counters.add("store_failed", running.failed)
             for state in requests.values():
@@ -121,10 +134,9 @@ class Stores:
             owner.jobs.discard(running.job.id)
         return [self._finished(running, owner)]
 
-    @staticmethod
-    def _onward(copies: Copies) -> Copies:
-        """Those that lie in transit slots and go on to disk."""
-        return copies[(copies["flags"] & CopyFlag.TRANSIT) != 0]
+    def _count_stored(self, tier: str, copies: Copies) -> None:
+        self._counters.add(f"stored_{tier}", len(copies))
+        self._counters.add(f"store_bytes_{tier}", self._ranks * self._layout.bytes_of(copies["group"]))
 
     @staticmethod
     def _finished(running: Running, owner: RequestState | None) -> Finished:

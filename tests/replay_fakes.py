@@ -38,20 +38,35 @@ class FakeTiers(Tiers):
     """Host and disk as brute-force LRUs; jobs end `delay` steps after they began; a request counts when it
     ends.
 
-    busy: so many offers are refused first. lose: blocks that every load brings less. corrupt: the load,
-    counted from 1, that brings one wrong byte. fail: store jobs, the first ones, that store nothing. exposed:
-    steps after each store during which blocks can be evicted unwritten.
+    full: what host cannot hold at all stays blocked. busy: so many offers are refused first. lose: blocks
+    that every load brings less. corrupt: the load, counted from 1, that brings one wrong byte. fail: store
+    jobs, the first ones, that store nothing. exposed: steps after each store during which blocks can be
+    evicted unwritten.
     """
 
     def __init__(
-        self, memory=None, host=None, disk=0, *, delay=2, busy=0, lose=0, corrupt=0, fail=0, exposed=0
+        self,
+        memory=None,
+        host=None,
+        disk=0,
+        *,
+        delay=2,
+        busy=0,
+        lose=0,
+        corrupt=0,
+        fail=0,
+        exposed=0,
+        full=False,
     ):
         self.lrus = (TailFirstLRU(host), TailFirstLRU(disk))
-        self.jobs, self.offers, self.finished = [], [], []
+        self.jobs, self.offers, self.loads, self.finished = [], [], [], []
+        self._most = host if full else 10**9
         self.exposed_until = 0
         self._memory = memory
         self._delay, self._busy, self._lose, self._corrupt, self._fail = delay, busy, lose, corrupt, fail
         self._exposed = exposed
+        self._refused = False
+        self._kept = set()  # (request, key) that are stored and count when the request ends
         self._content, self._chains, self._computed = {}, {}, {}
         self._steps = self._ids = self._loads = self._stored = self._disk_stored = 0
 
@@ -79,25 +94,28 @@ class FakeTiers(Tiers):
         blocks = blocks[: max(len(blocks) - self._lose, 0)]
         job = self._add(JobKind.LOAD, request.id, blocks)
         job.boundary = (begin + len(blocks)) * TOKENS
+        self.loads.append((request.id, boundary, self._steps < self.exposed_until))
         return LoadPlan(job.id, boundary, end - begin, 0)
 
     def offer(self, request, chain, computed, pages):
         if self._busy:
             self._busy -= 1
+            self._refused = True
             return Offer(0, 0, 0, True)
-        keys = key_list(chain.keys)[: computed // TOKENS]
+        keys = key_list(chain.keys)[: min(computed // TOKENS, self._most)]
         self._chains[request.id] = keys
         self.offers.append((request.id, computed, self._steps < self.exposed_until))
         storing = self._storing()
         blocks = [
             (key, page)
             for key, page in zip(keys, pages[0].tolist(), strict=False)
-            if self._tier(key) is None and key not in storing
+            if self._tier(key) is None and key not in storing and (request.id, key) not in self._kept
         ]
         job = self._add(JobKind.STORE, request.id, blocks).id if blocks else 0
         if blocks:
             self.exposed_until = self._steps + self._exposed
-        return Offer(job, len(blocks), computed, False)
+        cursor = min(computed, self._most * TOKENS)
+        return Offer(job, len(blocks), cursor, cursor < computed)
 
     def finish(self, request, reason, now):
         keys = self._chains.pop(request.id, [])
@@ -108,13 +126,14 @@ class FakeTiers(Tiers):
 
     def step(self, now):
         self._steps += 1
+        self._refused = False
         due = [job for job in self.jobs if job.due <= self._steps]
         self.jobs = [job for job in self.jobs if job.due > self._steps]
         return [self._end(job) for job in due]
 
     def backlog(self):
         exposed = int(self._steps < self.exposed_until)
-        return Backlog(exposed, not self.jobs and not exposed)
+        return Backlog(exposed, not (self.jobs or exposed or self._refused))
 
     def stored(self):
         return Stored(self._stored, self._disk_stored)
@@ -143,6 +162,7 @@ class FakeTiers(Tiers):
             failed = len(job.blocks)
         else:
             self._stored += len(job.blocks)
+            self._kept |= {(job.request, key) for key, _ in job.blocks}
             for key, page in job.blocks:
                 arrays = self._memory.arrays[0] if self._memory is not None else ()
                 self._content[key] = [array[page].copy() for array in arrays]

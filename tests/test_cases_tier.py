@@ -360,3 +360,35 @@ def test_DISK_the_tier_is_switched_off_after_failures_and_comes_back(tmp_path: P
         rig.local.step()
         assert rig.match(good).boundary == 64
         assert rig.load(good)[2] == 0
+
+
+def test_DISK_15_a_block_is_written_at_its_second_use(tmp_path: Path) -> None:
+    """With disk_admission 2 a first use writes nothing, the second writes each block once, a third nothing more."""
+    config = Config(host_bytes=1, disk_admission=2, disk_path=tmp_path, disk_bytes=1, model_id="m")
+    count = Counting()
+    with Rig(Sizes(host=4, disk=4), path=tmp_path, config=config, tier_faults=[count]) as rig:
+        chain = Keys.of(ids(6))
+        written = []
+        for _ in range(3):
+            rig.store(chain)
+            written.append(count.copies(Op.WRITE))
+        assert written == [0, 6, 6]
+        rig.store(Keys.of(ids(40, start=500)))
+        assert count.copies(Op.WRITE) == 6
+        rig.planner.reset(["host"])
+        assert rig.load(chain)[2] == 0
+
+
+def test_DISK_15_the_write_budget_holds(tmp_path: Path) -> None:
+    """A budget of 10 blocks an hour: 10 at first, then one every six minutes, whatever waits."""
+    config = Config(
+        disk_write_budget=10 * BLOCK_BYTES, disk_path=tmp_path, disk_bytes=1, model_id="m", host_bytes=1
+    )
+    clock, count = Clock(), Counting()
+    with Rig(Sizes(host=8, disk=8), path=tmp_path, config=config, clock=clock, tier_faults=[count]) as rig:
+        rig.store(Keys.of(ids(40)))
+        assert count.copies(Op.WRITE) == 10
+        for minutes, expected in ((5, 10), (7, 11), (31, 15), (100_000, 25)):
+            clock.now = 60.0 * minutes
+            rig.local.drain()
+            assert count.copies(Op.WRITE) == expected

@@ -285,3 +285,12 @@ def test_slots_of_another_kind_of_array(tier, arena):
         with pytest.raises(ValueError, match="COPY_DTYPE"):
             tier.write(wrong, arena)
     assert slot(PER_SLAB) == 1 << 16
+
+
+def test_slots_on_both_sides_of_a_slab_border(tier, arena):
+    """The last slots of a slab and the first of the next lie apart on disk: each is found alone."""
+    copies, status = store(tier, arena, range(4), PER_SLAB - 2)
+    assert status == [0] * 4
+    assert file_offset(PER_SLAB) - file_offset(PER_SLAB - 1) > SLOT_BYTES
+    for n in range(4):
+        assert load(tier, arena, copies[n : n + 1]) == [0]

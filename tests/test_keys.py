@@ -139,6 +139,16 @@ def test_incremental_equals_whole(data, name, size):
     assert parts.token_ids.tolist() == tokens
 
 
+@pytest.mark.parametrize("end", [4, 5, 8, 9])
+def test_media_is_kept_until_its_last_block(end):
+    """Media given with the first call reaches every block it overlaps, down to one token, in later calls."""
+    chain = Chain(Namespace("m", 4))
+    for at in range(0, 12, 4):
+        chain.extend(range(at, at + 4), [Media("a", 1, end)] if at == 0 else ())
+
+    assert rows(chain) == keys_of(range(12), Namespace("m", 4), media=[Media("a", 1, end)])
+
+
 def test_only_completed_blocks_are_hashed(monkeypatch):
     """Each block costs one call of the library, once, whatever the number of extend calls."""
     calls = []

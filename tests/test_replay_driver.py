@@ -167,22 +167,28 @@ def test_streams_start_the_next_turn_only_after_the_one_before():
     assert streams.next() is None
 
 
-def test_lanes_compute_nothing_while_blocks_could_be_evicted_unwritten(monkeypatch):
-    """No block is produced in a step that begins with unprotected blocks on their way to disk."""
-    tiers = FakeTiers(exposed=3)
-    exposed = []
-    compute = Engine.compute
+def test_lanes_take_no_room_while_blocks_could_be_evicted_unwritten():
+    """No block is offered and no load begins while blocks on their way to disk are unprotected."""
+    tiers = FakeTiers(host=60, exposed=3)
+    run_lanes(random_trace(13), tiers, None, count=3, device=60)
 
-    def watched(self, turn, tokens):
-        done = compute(self, turn, tokens)
-        exposed.extend([tiers.backlog().exposed] * bool(done))
-        return done
-
-    monkeypatch.setattr(Engine, "compute", watched)
-    run_lanes(random_trace(13), tiers, None, count=3, device=200)
-
-    assert {0} == set(exposed)
     assert tiers.exposed_until > 0
+    assert len(tiers.offers) > 32
+    assert tiers.loads
+    assert not any(exposed for _, _, exposed in tiers.offers + tiers.loads)
+
+
+def test_a_prompt_that_finds_no_room_ends_without_it():
+    """Where nothing runs that could give room back, what was refused is left out and the request ends."""
+    requests = random_trace(16)
+    for run in (replay_sequential, lambda engine, rows: Lanes(engine, 3, 64).run(rows)):
+        tiers = FakeTiers(host=9, full=True)
+        engine = make_engine(tiers, requests, device=80)
+        run(engine, requests)
+        report = report_of(engine, tiers, requests)
+
+        assert report.ok
+        assert report.requests == len(requests)
 
 
 def test_prefill_takes_several_steps():

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trace_files import ids_of, refused, write_lines
 
-from kvoffload.errors import TraceError
 from kvoffload.traces import iter_requests, open_trace
-from tests.trace_files import ids_of, write_lines
 
 QUICK = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 FULL = {"timestamp": 1500, "input_length": 1000, "output_length": 7, "hash_ids": [4, 9]}
 S0 = {"session_id": "s", "timestamp": 1000, "input_length": 1000, "output_length": 30, "hash_ids": [0, 1]}
 S1 = {"session_id": "s", "delay": 2500, "input_length": 600, "output_length": 40, "hash_ids": [2, 3]}
 S2 = {"session_id": "s", "delay": 500, "input_length": 512, "output_length": 5, "hash_ids": [4]}
-
-
-def refused(path: Path, *parts: str, **options: object) -> str:
-    """The message of the TraceError that reading the file raises, which contains all the parts."""
-    with pytest.raises(TraceError) as caught:
-        open_trace(path, **options)  # type: ignore[arg-type]
-    message = str(caught.value)
-    for part in parts:
-        assert part in message
-    return message
 
 
 def test_full_line_is_read_as_published(tmp_path: Path) -> None:
@@ -178,69 +164,6 @@ def test_new_agent_follows_main(tmp_path: Path) -> None:
     assert [(r.turn, r.parent) for r in trace.requests] == [(0, -1), (1, 0), (2, 1), (3, 1), (4, 2)]
 
 
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        ({"input_length": -1}, ["input_length = -1", "at least 0"]),
-        ({"input_length": 10.0}, ["input_length = 10.0", "integer"]),
-        ({"input_length": True}, ["input_length = true"]),
-        ({"input_length": None}, ["input_length = null"]),
-        ({"output_length": "7"}, ['output_length = "7"']),
-        ({"timestamp": -2}, ["timestamp = -2"]),
-        ({"timestamp": float("nan")}, ["timestamp = NaN"]),
-        ({"hash_ids": [1, "2"]}, ['hash_ids = "2"', "integers only"]),
-        ({"hash_ids": [1, True]}, ["hash_ids = true"]),
-        ({"hash_ids": [1, 2.0]}, ["hash_ids = 2.0"]),
-        ({"hash_ids": [1, -2]}, ["hash_ids = -2"]),
-        ({"hash_ids": [1, 2**63]}, ["hash_ids", "2**63"]),
-        ({"hash_ids": {"0": 1}}, ["hash_ids", "a list"]),
-        ({"hash_ids": None}, ["hash_ids = null"]),
-        ({"hash_runs": [[1, 2]]}, ["both hash_ids and hash_runs"]),
-        ({"hash_ids": None, "hash_runs": [[1, 0]]}, ["hash_runs", "count"]),
-        ({"hash_ids": None, "hash_runs": [[1, 2**40]]}, ["hash_runs", "count"]),
-        ({"hash_ids": None, "hash_runs": [[1, 900], [2000, 900]]}, ["hash_runs", "at most 1000 ids"]),
-        ({"hash_ids": None, "hash_runs": [[1, 2, 3]]}, ["hash_runs = [1, 2, 3]"]),
-        ({"session_id": 3}, ["session_id = 3", "a string"]),
-        ({"turn": "1"}, ['turn = "1"']),
-        ({"block_size": 0}, ["block_size = 0", "at least 1"]),
-        ({"aligned": 1}, ["aligned = 1"]),
-        ({"prioritty": 3}, ["unknown field prioritty = 3", "remove"]),
-    ],
-)
-def test_bad_value_names_file_line_and_field(
-    tmp_path: Path, change: dict[str, object], parts: list[str]
-) -> None:
-    """A value of the wrong type or range, or an unknown field, is refused with place, field and value."""
-    path = write_lines(tmp_path / "t.jsonl", [FULL, "", {**FULL, **change}])
-    refused(path, f"{path}:3", *parts)
-
-
-@pytest.mark.parametrize("text", ["{", "[1", '{"a": 1} {"b": 2}', "nonsense", "9" * 5000, "[" * 100_000])
-def test_line_that_is_not_json_is_refused(tmp_path: Path, text: str) -> None:
-    """A line that is not one JSON value is refused with its place."""
-    path = write_lines(tmp_path / "t.jsonl", [FULL, text])
-    refused(path, f"{path}:2", "not JSON")
-
-
-def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    """Missing, empty, cut-off, not gzip, not UTF-8, a bare value: each is a TraceError with the path."""
-    refused(tmp_path / "none.jsonl", "none.jsonl", "no such file")
-    (tmp_path / "empty.jsonl").write_text("\n\n")
-    refused(tmp_path / "empty.jsonl", "empty")
-    (tmp_path / "empty.json").write_text("")
-    refused(tmp_path / "empty.json", "empty")
-    packed = gzip.compress((json.dumps(FULL) + "\n").encode() * 500)
-    (tmp_path / "cut.jsonl.gz").write_bytes(packed[:-20])
-    refused(tmp_path / "cut.jsonl.gz", "cut.jsonl.gz", "cannot be read")
-    (tmp_path / "plain.jsonl.gz").write_text(json.dumps(FULL))
-    refused(tmp_path / "plain.jsonl.gz", "cannot be read")
-    (tmp_path / "latin.jsonl").write_bytes(b'{"session_id": "\xe9"}')
-    refused(tmp_path / "latin.jsonl", "cannot be read")
-    refused(write_lines(tmp_path / "list.jsonl", [[1, 2]]), "list.jsonl:1", "not a JSON object")
-    refused(write_lines(tmp_path / "x.jsonl", [FULL]), "block size 0", block_size=0)
-    refused(write_lines(tmp_path / "x.jsonl", [FULL]), "form 'both'", form="both")
-
-
 def test_block_size_is_stated_deduced_or_asked_for(tmp_path: Path) -> None:
     """Two sizes in one file are refused; lengths that fit several ask for one; a given one must fit."""
     sizes = [{**FULL, "block_size": 512}, {**FULL, "block_size": 1024}]
@@ -256,6 +179,25 @@ def test_block_size_is_stated_deduced_or_asked_for(tmp_path: Path) -> None:
     assert ids_of(
         open_trace(write_lines(tmp_path / "big.jsonl", [{**FULL, "input_length": 1024}]), 1024)
     ) == [[9]]
+
+
+@QUICK
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), min_size=1, max_size=3), st.integers(1, 6))
+def test_block_size_fits_by_floor_or_by_ceil(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[int, int]], size: int
+) -> None:
+    """A stated size passes exactly if all lines follow floor, or all follow ceil; floor is named first."""
+    rows = [
+        {"input_length": tokens, "hash_ids": list(range(blocks)), "block_size": size}
+        for tokens, blocks in lines
+    ]
+    path = write_lines(tmp_path_factory.getbasetemp() / "shape.jsonl", rows)
+    if all(blocks == tokens // size for tokens, blocks in lines):
+        assert open_trace(path).partial_tail == "floor"
+    elif all(blocks == -(-tokens // size) for tokens, blocks in lines):
+        assert open_trace(path).partial_tail == "ceil"
+    else:
+        refused(path, f"floor(tokens / {size})")
 
 
 def test_turn_that_goes_back_is_refused(tmp_path: Path) -> None:
@@ -295,24 +237,3 @@ def test_delta_sum_rule_on_random_sessions(
     assert [(r.ids.tolist(), r.input_tokens) for r in trace.requests] == expected
     assert trace.form == "delta"
     assert [r.ids.tolist() for r in iter_requests(path, form="delta")] == [prompt for prompt, _ in expected]
-
-
-FIELD = st.sampled_from([*FULL, "session_id", "delay", "turn", "hash_runs", "block_size", "aligned", "agent"])
-JUNK = st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | st.text(max_size=3)
-
-
-@QUICK
-@given(
-    st.lists(
-        st.dictionaries(FIELD, JUNK | st.lists(JUNK | st.lists(JUNK, max_size=2), max_size=3)), max_size=4
-    )
-)
-def test_any_row_is_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]]
-) -> None:
-    """Rows of any JSON values are read or refused with TraceError; nothing else escapes."""
-    path = write_lines(
-        tmp_path_factory.getbasetemp() / "junk.jsonl", [FULL, *({**FULL, **row} for row in rows)]
-    )
-    with suppress(TraceError):
-        assert len(open_trace(path, 512).requests) == len(rows) + 1

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trace_files import facts, hits_of, ids_of
 
-from kvoffload.traces import iter_requests, open_trace, summarize
-from tests.trace_files import hits_of, ids_of
+from kvoffload.traces import iter_requests, open_trace, summarize, write_trace
 
 SAMPLE12 = "cc_v8_sample12_b64.mooncake.jsonl.gz"
 SAMPLE36 = "cc_v8_sample36_gap300_b64.mooncake.jsonl.gz"
@@ -100,3 +100,17 @@ def test_the_folder_itself_is_not_a_trace(traces: Path) -> None:
     """A folder with other traces beside sessions is refused with the first such file."""
     with pytest.raises(ValueError, match="not a Weka session"):
         open_trace(traces)
+
+
+@pytest.mark.parametrize(
+    ("name", "to"), [(SAMPLE12, "runs"), (SAMPLE12, "weka"), ("trace_0277.json.gz", "weka")]
+)
+def test_real_traces_convert_and_come_back(traces: Path, tmp_path: Path, name: str, to: str) -> None:
+    """Run-length coding gives back every request; Weka each session's, with as much reuse."""
+    trace, out = open_trace(traces / name), tmp_path / "out.jsonl.gz"
+    write_trace(trace, out, to)  # type: ignore[arg-type]
+    back = open_trace(out)
+    one, other = summarize(trace), summarize(back)
+    assert (one.requests, one.blocks, one.hit_blocks) == (other.requests, other.blocks, other.hit_blocks)
+    if to == "runs":
+        assert [facts(r) for r in back.requests] == [facts(r) for r in trace.requests]

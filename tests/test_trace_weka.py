@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+from trace_files import call, hits_of, ids_of, session, subagent, write_lines
 
 from kvoffload.errors import TraceError
 from kvoffload.traces import Trace, open_trace
-from tests.trace_files import call, hits_of, ids_of, session, subagent, write_lines
 
 
 def read(tmp_path: Path, *sessions: object) -> Trace:

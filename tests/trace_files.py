@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
-from kvoffload.traces import Request, Trace
+from kvoffload.errors import TraceError
+from kvoffload.traces import Request, Trace, open_trace
 from kvoffload.traces.record import TurnCounter
 
 
@@ -18,6 +21,16 @@ def write_lines(path: Path, rows: Iterable[object]) -> Path:
     text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
     path.write_text(text)
     return path
+
+
+def refused(path: Path, *parts: str, **options: object) -> str:
+    """The message of the TraceError that reading the file raises, which contains all the parts."""
+    with pytest.raises(TraceError) as caught:
+        open_trace(path, **options)  # type: ignore[arg-type]
+    message = str(caught.value)
+    for part in parts:
+        assert part in message
+    return message
 
 
 def ids_of(trace: Trace) -> list[list[int]]:
@@ -82,6 +95,17 @@ def session(name: str, requests: list[object], scope: str = "local", size: int =
     """A Weka session."""
     head = {"id": name, "models": ["m"], "block_size": size, "hash_id_scope": scope}
     return {**head, "tool_tokens": 0, "system_tokens": 0, "requests": requests, "totals": {"x": 1}}
+
+
+def request(session: str, turn: int, ids: list[int], tokens: int, **more: object) -> Request:
+    """A request of the main agent."""
+    base = Request(session, "main", turn, float(turn), turn - 1, np.array(ids, np.int64), tokens, 0, "", None)
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def trace_of(*requests: Request) -> Trace:
+    """A floor trace of 64-token blocks."""
+    return Trace("t", "t", 64, "floor", "full", True, requests)
 
 
 @st.composite

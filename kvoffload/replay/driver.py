@@ -55,7 +55,7 @@ class Turn:
     settled: int = 0
     stores: set[int] = field(default_factory=set)
     failed: int = 0
-    patience: float = 0.0
+    moved_at: float = 0.0
 
 
 class Engine:
@@ -92,7 +92,7 @@ class Engine:
                 f" raise --device-blocks to at least {len(request.ids)}"
             )
         info = RequestInfo(request.index, request.session, request.agent)
-        return Turn(request, info, request.chain())
+        return Turn(request, info, request.chain(), moved_at=self.clock())
 
     def look(self, turn: Turn) -> tuple[Pages, Match]:
         """(pages of the HBM prefix, what the tiers have beyond it); takes nothing."""
@@ -131,22 +131,24 @@ class Engine:
             self.pool.publish(turn.pages[part], turn.chain.keys[part])
             turn.produced += end - begin
             turn.computed = end * self.block_tokens
+            self._moved_at = turn.moved_at = self.clock()
         return (end - begin) * self.block_tokens
 
     def offer(self, turn: Turn) -> bool:
-        """Offer what is computed, unless all of it is settled; True when nothing of it has to be offered
-        again."""
+        """Offer what is not settled yet. True when nothing of it has to be offered again: all is settled, or
+        the rest finds no room although no job runs that could give some back."""
         if turn.settled == turn.computed:
             return True
         offer = self.tiers.offer(turn.info, turn.chain, turn.computed, [turn.pages])
-        if offer.blocks or offer.cursor > turn.settled:
-            self._moved_at = self.clock()
+        progress = offer.blocks > 0 or offer.cursor > turn.settled
         if offer.job:
             turn.stores.add(offer.job)
             self._storing[offer.job] = turn
+        if progress:
+            self._moved_at = turn.moved_at = self.clock()
         turn.stored += offer.blocks
         turn.settled = offer.cursor
-        return not offer.blocked
+        return not offer.blocked or (not progress and self.tiers.backlog().idle)
 
     def finish(self, turn: Turn) -> None:
         """End a turn that has produced everything; its pages become free when no job touches them."""

@@ -21,6 +21,9 @@ PREFILL_TOKENS = 2048
 PATIENCE_S = 2.0
 """Seconds a request waits for blocks that are on their way for another one; then it goes on without."""
 
+STORE_PATIENCE_S = 10.0
+"""Seconds a computed request waits for room for the rest of its blocks; then it ends without storing them."""
+
 
 class Streams:
     """Which request may start: file order, and within one (session, agent) only after the one before has
@@ -87,34 +90,37 @@ class Lanes:
             request = streams.next()
             if request is None:
                 break
-            turn = self._engine.open(request)
-            turn.patience = self._engine.clock() + PATIENCE_S
-            self._waiting.append(turn)
+            self._waiting.append(self._engine.open(request))
         return bool(self._waiting or self._running)
+
+    def _protected(self) -> bool:
+        """True when no block that waits for its disk write can be evicted: then new blocks may take room."""
+        if self._engine.tiers.backlog().exposed:
+            self._engine.pump()
+        return not self._engine.tiers.backlog().exposed
 
     def _admit(self) -> None:
         """Admit in order; one that is short of pages keeps those behind it waiting, so that it is not
         starved."""
         still: list[Turn] = []
-        short = False
+        open_door = True
         for turn in self._waiting:
-            if short:
+            open_door = open_door and self._protected()
+            if not open_door:
                 still.append(turn)
                 continue
             hits, found = self._engine.look(turn)
-            if found.wait and self._engine.clock() < turn.patience:
+            if found.wait and self._engine.clock() < turn.moved_at + PATIENCE_S:
                 still.append(turn)
             elif self._engine.admit(turn, hits, found):
                 self._running.append(turn)
             else:
-                short = True
+                open_door = False
                 still.append(turn)
         self._waiting = still
 
     def _prefill(self) -> None:
-        """Share one step's tokens in order of admission; nothing while disk writes wait unprotected."""
-        if self._engine.tiers.backlog().exposed:
-            return
+        """Share one step's tokens in order of admission."""
         budget = self._prefill_tokens
         for turn in self._running:
             if turn.load == 0:
@@ -124,10 +130,16 @@ class Lanes:
         """Offer what is computed and end the turns that have nothing left to do."""
         still: list[Turn] = []
         for turn in self._running:
-            done = turn.load == 0 and self._engine.offer(turn)
-            if done and turn.computed == len(turn.request.ids) * self._engine.block_tokens:
+            if turn.load == 0 and self._protected() and self._offered(turn):
                 self._engine.finish(turn)
                 streams.ended(turn.request)
             else:
                 still.append(turn)
         self._running = still
+
+    def _offered(self, turn: Turn) -> bool:
+        """Offer what is computed; True when that is the whole prompt and no more of it will be stored."""
+        settled = self._engine.offer(turn)
+        if turn.computed < len(turn.request.ids) * self._engine.block_tokens:
+            return False
+        return settled or self._engine.clock() > turn.moved_at + STORE_PATIENCE_S

@@ -22,7 +22,7 @@ from kvoffload.replay.base import Backlog, Stored, Tiers
 from kvoffload.requests import ChainLike, Finished, LoadPlan, Match, Offer, RequestInfo
 from kvoffload.sizing import Slabs
 from kvoffload.testing.pool import PageMemory, Pages
-from kvoffload.tiers.disk import DiskTier
+from kvoffload.tiers.disk import DiskTier, rank_directory
 from kvoffload.units import format_size
 
 LAYERS = ("even", "odd")
@@ -124,7 +124,9 @@ def open_moving(
     planner = _planner(layout, capacity)
     tier = None
     if path is not None and slabs.disk:
-        tier = DiskTier(path, layout, slabs.slab_bytes, slabs.disk, namespace)
+        tier = DiskTier(
+            rank_directory(path, namespace, 0, 0), layout, slabs.slab_bytes, slabs.disk, namespace
+        )
     mover = Mover(0, layout, slabs, CpuCopyEngine(), tier)
     try:
         planner.attach(0, mover.register(memory.pools))

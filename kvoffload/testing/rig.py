@@ -197,6 +197,21 @@ class Rig:
         self.planner.finish(info.id, "abort", self.clock.now)
         return found
 
+    def codes(self, chain: Keys, group: int = 0) -> NDArray[np.uint8]:
+        """Per block of the chain, where it is: bits of kvoffload.index."""
+        info = self.info()
+        self.planner.match(info, chain)
+        matcher = self.planner.requests[info.id].matcher
+        assert matcher is not None
+        codes = matcher.codes(group)
+        self.planner.finish(info.id, "abort", self.clock.now)
+        return codes
+
+    def free_blocks(self, tier: str) -> int:
+        """Slots of the first group that could be taken without an eviction."""
+        slot = self.layout.groups[0].slot_bytes * self.ranks
+        return self.planner.stats().tiers[tier].free // slot
+
     def load(self, chain: Keys, first: int = 0) -> tuple[LoadPlan, list[Finished], int]:
         """A request that loads all it can into wiped pages and ends: (plan, what finished, pages with wrong bytes)."""
         self.wipe()

@@ -202,7 +202,7 @@ class _Session:
         self.started += 1
         agent, context = f"agent_{self.started:03d}", self.sub_prefix.fork(self.sub_prefix.length)
         base = context.length
-        self.writer.append(context, dice.tokens(576, 0.8, 64, 8_192))
+        self.writer.append(context, dice.tokens(576, 0.8, 64, min(8_192, self.spec.max_context // 4)))
         turns = dice.tokens(18, 0.8, 1, 100)
         for turn in range(turns):
             reason = END_TURN if turn == turns - 1 else TOOL_USE

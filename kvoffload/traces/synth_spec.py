@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from decimal import Decimal, InvalidOperation
 
 from kvoffload.errors import TraceError
 
@@ -72,9 +73,11 @@ def parse_number(name: str, text: str, *, whole: bool) -> float:
     scale = _SCALE.get(text[-1:].lower(), 1)
     digits = text[:-1] if scale > 1 else text
     try:
-        value = float(digits) * scale
-    except ValueError:
-        raise TraceError(f"synth: {name} = {text!r}; it must be a number, like 300000 or 300k") from None
+        value = Decimal(digits) * scale
+    except InvalidOperation:
+        value = Decimal("nan")
+    if not value.is_finite():
+        raise TraceError(f"synth: {name} = {text!r}; it must be a number, like 300000 or 300k")
     if whole and value != int(value):
         raise TraceError(f"synth: {name} = {text!r}; it must be a whole number")
-    return int(value) if whole else value
+    return int(value) if whole else float(value)

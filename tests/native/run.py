@@ -89,9 +89,18 @@ def library(name: str) -> str:
     return answer.stdout.strip()
 
 
+def uses_native(test: Path) -> bool:
+    """Whether a test module, or a helper beside it that it imports, loads the native module."""
+    text = test.read_text()
+    helpers = [
+        test.parent / f"{name}.py" for name in re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
+    ]
+    return any(NATIVE_PARTS.search(t) for t in (text, *(h.read_text() for h in helpers if h.exists())))
+
+
 def run_python(arguments: list[str]) -> None:
     """The Python tests that load _C, on a copy of the package with _C built with ASAN + UBSAN."""
-    tests = [str(p) for p in sorted((ROOT / "tests").glob("test_*.py")) if NATIVE_PARTS.search(p.read_text())]
+    tests = [str(p) for p in sorted((ROOT / "tests").glob("test_*.py")) if uses_native(p)]
     if not tests:
         print("asan python: no test uses the native module")
         return
