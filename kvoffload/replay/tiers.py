@@ -179,8 +179,14 @@ def _planner(layout: Layout, capacity: Capacity, policies: Policies) -> Planner:
     exact = ExactSlots(capacity.host, capacity.transit, capacity.disk)
     config = Config(host_bytes=0, host_policy=policies.host)
     if capacity.disk:
-        disk = {"disk_path": Path(), "disk_bytes": 1, "model_id": "replay", "disk_policy": policies.disk}
-        config = replace(config, host_bytes=1, **disk)
+        config = replace(
+            config,
+            host_bytes=1,
+            disk_path=Path(),
+            disk_bytes=1,
+            model_id="replay",
+            disk_policy=policies.disk,
+        )
     if policies.times:
         config = replace(config, deadline_s=NEVER_S)
     return Planner(layout, config, exact=exact)
