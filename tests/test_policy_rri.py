@@ -99,7 +99,7 @@ def test_a_refused_block_goes_to_disk_and_comes_back_through_transit() -> None:
     serve(ix, once, now + 0.1, stream=999)
     assert present(ix, once) == [2] * 8
     assert serve(ix, once, now + 0.2, stream=998) == 8
-    assert sum(p & 1 for p in present(ix, [i for i in range(10)])) == 10
+    assert sum(p & 1 for p in present(ix, list(range(10)))) == 10
     ix.check_integrity()
 
 
@@ -151,7 +151,7 @@ def bins() -> list[tuple[float, float]]:
 
 
 def test_without_experience_the_index_is_that_of_the_prior() -> None:
-    """Before the first request every class is worth what the formula gives for the prior hazard, the best stop tried."""
+    """Before the first request every class is worth what the formula gives for the prior hazard."""
     hazards = [min(0.5, 0.5 * w / (age + w + 5)) for age, w in bins()]
     best = used = held = 0.0
     alive = 1.0
@@ -177,10 +177,10 @@ def test_reuse_and_waste_are_told_apart_by_finish_and_kind() -> None:
             serve(ix, [7, 8, 9, *(20_000 + turn * 9 + i for i in range(6))], now, 500 + turn, END_TURN)
     rows = {(r["kind"], r["pace"], r["finish"]): r for r in ix.policy(0)["classes"]}
     tool, end = rows["own", "middle", "tool_use"], rows["own", "unknown", "end_turn"]
-    assert tool["reused"] > 0.9 * (tool["at_risk"] / 6)
+    assert tool["reused"] > 0.9 * tool["at_risk"] / 8  # it lives through eight bins each time
     assert end["reused"] == 0.0
     assert tool["index"] > 20 * end["index"]
-    assert sum(r["reused"] for k, r in rows.items() if k[0] == "shared") > 0
+    assert sum(r["reused"] for k, r in rows.items() if k[0] not in ("own", "left")) > 0
 
 
 def test_streams_are_inferred_without_names() -> None:
