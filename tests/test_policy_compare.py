@@ -40,30 +40,24 @@ def test_an_unknown_shape_and_a_bad_seed_name_the_way_out() -> None:
     """The error lists the shapes, or shows what a spec looks like."""
     with pytest.raises(TraceError, match="one-law, scans, shift, bursts, restart"):
         open_trace("adversary:nothing:0")
-    with pytest.raises(TraceError, match="adversary:scans:3"):
+    with pytest.raises(TraceError, match="adversary:scans:3:1000"):
         open_trace("adversary:scans:x")
 
 
 @pytest.mark.parametrize("shape", GENERATORS)
 def test_the_worst_loss_against_lru_is_bounded(shape: str) -> None:
-    """On every shape RRI is nowhere more than 0.3 points below LRU, which is the brute-force one; and it is the same
-    the second time."""
-    trace = Adversary(shape, 0, 800).trace()
-    requests = requests_of(trace)
-    for capacity in (1000, 3000):
-        lru, rri = (run_policy(requests, 64, Capacity(capacity, 0), Policies(p)) for p in ("lru", "rri"))
-        oracle = simulate((r.ids.tolist() for r in requests), [capacity])
-        assert lru.hits[0] == oracle.hits[0]
-        assert rri.rate >= lru.rate - 0.003
-        assert (
-            rri.to_dict()["hits"]
-            == run_policy(requests, 64, Capacity(capacity, 0), Policies("rri")).to_dict()["hits"]
-        )
+    """Where memory is short RRI is on no shape more than 0.3 points below LRU, which is the brute-force one; and a
+    second replay gives the same."""
+    requests = requests_of(Adversary(shape, 0, 500).trace())
+    lru, rri = (run_policy(requests, 64, Capacity(1000, 0), Policies(p)) for p in ("lru", "rri"))
+    assert lru.hits[0] == simulate((r.ids.tolist() for r in requests), [1000]).hits[0]
+    assert rri.rate >= lru.rate - 0.003
+    assert run_policy(requests, 64, Capacity(1000, 0), Policies("rri")).hits == rri.hits
 
 
 def test_refusing_costs_no_hits_where_a_disk_has_everything() -> None:
     """With a disk for all, RRI in host gives the same hits as LRU, and fewer come from disk."""
-    requests = requests_of(Adversary("shift", 1, 800).trace())
+    requests = requests_of(Adversary("shift", 1, 400).trace())
     lru, rri = (run_policy(requests, 64, Capacity(1500, 30_000), Policies(p)) for p in ("lru", "rri"))
     assert sum(lru.hits) == sum(rri.hits)
     assert rri.hits[1] < lru.hits[1]
@@ -72,7 +66,7 @@ def test_refusing_costs_no_hits_where_a_disk_has_everything() -> None:
 
 def test_compare_puts_lru_the_policy_and_the_optimum_in_order() -> None:
     """Three results per capacity; none beats the optimum, and the gap closed is that of their hits."""
-    requests = requests_of(Adversary("bursts", 2, 600).trace())
+    requests = requests_of(Adversary("bursts", 2, 300).trace())
     results = list(compare(requests, 64, [Capacity(1000, 0), Capacity(2500, 0)], Policies()))
     assert [r.name for r in results] == ["lru", "rri", "optimum"] * 2
     for lru, rri, best in (results[:3], results[3:]):
@@ -84,8 +78,8 @@ def test_compare_puts_lru_the_policy_and_the_optimum_in_order() -> None:
 
 
 def test_the_command_compares_and_sweeps() -> None:
-    """`replay --compare --sweep` prints a row per policy and size, as JSON too, with what was learned and its memory."""
-    spec = "adversary:one-law:1"
+    """`replay --compare --sweep` prints a row per policy and size, as JSON too, with what was learned."""
+    spec = "adversary:one-law:1:200"
     run = CliRunner().invoke(
         app, ["replay", spec, "--compare", "--host-blocks", "2000", "--host-policy", "rri-keep"]
     )
@@ -106,6 +100,6 @@ def test_the_command_compares_and_sweeps() -> None:
 @pytest.mark.parametrize("options", [["--sweep", "a"], ["--sweep", "0"], ["--compare", "--lanes", "2"]])
 def test_what_cannot_be_compared_is_said(options: list[str]) -> None:
     """Sizes that are no numbers, no room at all, and concurrent replays are errors with exit status 2."""
-    run = CliRunner().invoke(app, ["replay", "adversary:scans", *options])
+    run = CliRunner().invoke(app, ["replay", "adversary:scans:0:9", *options])
     assert run.exit_code == 2
     assert "error:" in run.output

@@ -169,8 +169,8 @@ class Adversary:
 
 
 def parse_adversary(spec: str) -> Adversary:
-    """The trace that "adversary:SHAPE:SEED" names; without a seed it is 0. Raises TraceError otherwise."""
-    shape, _, seed = spec.removeprefix(ADVERSARY_PREFIX).partition(":")
-    if seed and not seed.isdecimal():
-        raise TraceError(f"{spec}: the seed {seed!r} is no whole number, like in adversary:scans:3")
-    return Adversary(shape, int(seed or 0))
+    """The trace that "adversary:SHAPE:SEED:REQUESTS" names; SEED and REQUESTS may be left out. Raises TraceError."""
+    shape, *numbers = spec.removeprefix(ADVERSARY_PREFIX).split(":")
+    if len(numbers) > 2 or not all(n.isdecimal() for n in numbers):
+        raise TraceError(f"{spec}: give it as adversary:SHAPE:SEED:REQUESTS, like adversary:scans:3:1000")
+    return Adversary(shape, *map(int, numbers))

@@ -25,7 +25,7 @@ def open_trace(
     source: str | Path, block_size: int | None = None, form: Asked = "auto", rekey: bool = False
 ) -> Trace:
     """The whole trace of a file, a folder of sessions, a spec "synth:sessions=14,seed=0,...",
-    or "adversary:SHAPE:SEED".
+    or "adversary:SHAPE:SEED:REQUESTS".
 
     `block_size` is the one wanted: the trace's own or, of aligned chained traces, a multiple of it; where the
     lines do not state theirs, one that fits the lengths counts as theirs. `rekey` accepts ids that are not
