@@ -149,7 +149,7 @@ RriPolicy::Rank RriPolicy::rank_of(std::uint32_t segment) const {
 }
 
 bool RriPolicy::displaces(std::uint32_t newcomer, std::uint32_t victim) const {
-    return rank_of(newcomer) > rank_of(victim);
+    return keeps_ || rank_of(newcomer) > rank_of(victim);
 }
 
 // Ranks no more than is asked for: most batches need few victims.
