@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | sanitize | clean. The first two set everything up: no root, no network beyond pip.
+# make demo | test | lint | bench | sanitize | clean, and gpu | hip (Makefile.gpu). The first two set everything up: no root, no network beyond pip.
 SHELL := /bin/bash
 VENV ?= .venv
 CXX ?= g++
@@ -71,3 +71,5 @@ $(STAMP)-dev: $(STAMP)
 	@echo 'Installing the linters into $(VENV)'
 	@$(PIP) -e '.[dev]'
 	@touch $(STAMP) $@
+
+include Makefile.gpu

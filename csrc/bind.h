@@ -8,5 +8,6 @@ namespace kvoffload {
 void bind_index(pybind11::module_& m);
 void bind_copy(pybind11::module_& m);
 void bind_disk(pybind11::module_& m);
+void bind_bench(pybind11::module_& m);
 
 }  // namespace kvoffload

@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "index_inline.h"
+
 namespace kvoffload {
 
 namespace {
@@ -14,8 +16,10 @@ std::vector<std::uint32_t> multiples(const IndexOptions& o) {
     return out;
 }
 
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
 void require(bool ok, const std::string& message) {
-    if (!ok) throw std::invalid_argument(message);
+    if (!ok) refuse(message);
 }
 
 IndexOptions checked(IndexOptions o) {
@@ -50,7 +54,9 @@ Index::Index(IndexOptions options)
       arenas_{SlabArena(0, options_.host_slabs, options_.slots_per_slab, options_.host_slots),
               SlabArena(0, options_.disk_slabs, options_.slots_per_slab, options_.disk_slots)},
       transit_(options_.host_slabs, options_.transit_slabs, options_.slots_per_slab, options_.transit_slots) {
-    tables_.assign(groups(), KeyTable(pool_));
+    for (std::uint32_t g = 0; g < groups(); ++g) {
+        tables_.emplace_back(pool_, (arenas_[kHost].capacity(g) + arenas_[kDisk].capacity(g)) / groups());
+    }
     for (int t = 0; t < kTiers; ++t) {
         pinned_[t].assign(groups(), 0);
         busy_[t].assign(groups(), 0);
@@ -62,7 +68,7 @@ Index::Index(IndexOptions options)
 }
 
 void Index::close_segment(std::uint32_t segment, int reason, double now) {
-    require(order_.is_open(segment), "segment " + std::to_string(segment) + " is not open");
+    if (!order_.is_open(segment)) refuse("segment " + std::to_string(segment) + " is not open");
     order_.close(segment, reason, now);
 }
 
@@ -70,13 +76,13 @@ void Index::close_segment(std::uint32_t segment, int reason, double now) {
 
 // Fills items_ with the blocks of all spans in ascending (end, group) and finds their entries.
 void Index::start(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans) {
-    require(order_.is_open(segment), "segment " + std::to_string(segment) + " is not open");
-    require(spans.size() == groups(), "one span per group is needed");
+    if (!order_.is_open(segment)) refuse("segment " + std::to_string(segment) + " is not open");
+    if (spans.size() != groups()) refuse("one span per group is needed, not " + std::to_string(spans.size()));
     for (std::uint32_t g = 0; g < groups(); ++g) {
-        require(std::uint64_t{spans[g].end} * group(g).multiple <= chain.blocks,
-                "group " + std::to_string(g) + ": end " + std::to_string(spans[g].end) + " needs " +
-                    std::to_string(std::uint64_t{spans[g].end} * group(g).multiple) + " keys, there are " +
-                    std::to_string(chain.blocks));
+        const std::uint64_t needed = std::uint64_t{spans[g].end} * group(g).multiple;
+        if (needed <= chain.blocks) continue;
+        refuse("group " + std::to_string(g) + ": end " + std::to_string(spans[g].end) + " needs " +
+               std::to_string(needed) + " keys, there are " + std::to_string(chain.blocks));
     }
     restart_batch();
     items_.clear();
@@ -91,10 +97,16 @@ void Index::restart_batch() {
 }
 
 void Index::append_merged(const std::vector<Span>& spans) {
+    std::size_t total = 0, active = 0;
     std::vector<std::uint32_t> at;
     at.reserve(spans.size());
-    for (const Span& s : spans) at.push_back(s.begin);
-    for (;;) {
+    for (const Span& s : spans) {
+        at.push_back(s.begin);
+        total += s.begin < s.end ? s.end - s.begin : 0;
+        active += s.begin < s.end ? 1 : 0;
+    }
+    items_.reserve(total);
+    while (active > 0) {
         std::uint32_t best = kNone, best_end = kNone;
         for (std::uint32_t g = 0; g < groups(); ++g) {
             const std::uint32_t end = (at[g] + 1) * group(g).multiple;
@@ -103,8 +115,11 @@ void Index::append_merged(const std::vector<Span>& spans) {
                 best_end = end;
             }
         }
-        if (best == kNone) return;
-        items_.push_back(Item{at[best]++, kNone, best_end, static_cast<std::uint8_t>(best), kSkip});
+        do {  // all the rest if the other groups are done
+            items_.push_back(Item{at[best], kNone, best_end, static_cast<std::uint8_t>(best), kSkip});
+            best_end += group(best).multiple;
+        } while (++at[best] < spans[best].end && active == 1);
+        active -= at[best] == spans[best].end ? 1 : 0;
     }
 }
 
@@ -116,7 +131,7 @@ void Index::find_all(const Chain& chain) {
         const std::size_t n = std::min(kStage, items_.size() - first);
         Item* const items = items_.data() + first;
         for (std::size_t i = 0; i < n; ++i) {
-            hashes[i] = hash_key(chain.at(group(items[i].group).multiple, items[i].block));
+            hashes[i] = hash_key(chain.keys + std::size_t{items[i].end - 1} * 16);
             tables_[items[i].group].prefetch(hashes[i]);
         }
         for (std::size_t i = 0; i < n; ++i) {
@@ -126,7 +141,7 @@ void Index::find_all(const Chain& chain) {
         for (std::size_t i = 0; i < n; ++i) {
             if (items[i].entry == kNone) continue;
             const KeyTable& table = tables_[items[i].group];
-            const std::uint8_t* key = chain.at(group(items[i].group).multiple, items[i].block);
+            const std::uint8_t* key = chain.keys + std::size_t{items[i].end - 1} * 16;
             if (!table.equal(items[i].entry, key)) items[i].entry = table.find(hashes[i], key);
         }
     }
@@ -154,11 +169,6 @@ void Index::probe(const Chain& chain, std::uint32_t g, std::uint32_t begin, std:
             codes[first - begin + i] = ids[i] == kNone ? 0 : code(pool_[ids[i]]);
         }
     }
-}
-
-const std::int32_t* Index::page(const std::vector<Span>& spans, const Item& item) const {
-    const Span& s = spans[item.group];
-    return item.block < s.count && s.pages[item.block] >= 0 ? s.pages + item.block : nullptr;
 }
 
 // ---- room
@@ -265,6 +275,8 @@ std::uint32_t Index::make_entry(const Chain& chain, const Item& item) {
 // The block loses its slot in the tier. REQUIRES: no pins, linked.
 void Index::drop(std::uint32_t id, int tier) {
     const Entry& e = pool_[id];
+    if (e.prev != kNone)
+        tables_[pool_[e.prev].group].prefetch(hash_key(pool_[e.prev].key));  // likely the next victim
     if (tier == kHost && e.has(kWantDisk)) ++counters_.dropped_disk_backlog;
     clear_slot(id, tier);
     log(e, kRemoved, tier);
@@ -334,64 +346,7 @@ void Index::take_slot(std::uint32_t id, int tier, std::uint8_t bit) {
     set_slot(id, tier, arenas_[tier].take(pool_[id].group, id), bit);
 }
 
-void Index::set_bits(Entry& e, std::uint8_t set, std::uint8_t clear) {
-    const std::uint8_t was = e.flags;
-    e.flags = static_cast<std::uint8_t>((was & ~clear) | set);
-    const std::uint8_t changed = was ^ e.flags;
-    if ((changed & (kHostBusy | kDiskBusy)) == 0) return;
-    for (int t = 0; t < kTiers; ++t) {
-        if (changed & busy_bit(t)) e.has(busy_bit(t)) ? ++busy_[t][e.group] : --busy_[t][e.group];
-    }
-    if (changed & kDiskBusy) e.has(kDiskBusy) ? ++writing_ : --writing_;
-}
-
-void Index::pin(Entry& e) {
-    if (e.pins++ != 0) return;
-    for (int t = 0; t < kTiers; ++t) pinned_[t][e.group] += e.slot[t] >= 0 ? 1 : 0;
-}
-
-void Index::unpin(Entry& e) {
-    if (--e.pins != 0) return;
-    for (int t = 0; t < kTiers; ++t) pinned_[t][e.group] -= e.slot[t] >= 0 ? 1 : 0;
-}
-
-std::uint8_t Index::code(const Entry& e) const {
-    if (e.has(kDoomed)) return 0;
-    return static_cast<std::uint8_t>((e.has(kHostValid) ? kCodeHost : 0) | (on_disk(e) ? kCodeDisk : 0) |
-                                     (e.has(kPending) ? kCodePending : 0) |
-                                     (e.has(kLoading) ? kCodeLoading : 0));
-}
-
-void Index::log(const Entry& e, ChangeKind kind, int tier) {
-    Change& c = log_.add();
-    std::memcpy(c.key, e.key, 16);
-    c.seq = e.segment == kNone ? 0 : order_.segment(e.segment).order;
-    c.depth = static_cast<std::int32_t>(e.depth);
-    c.group = e.group;
-    c.kind = kind;
-    c.tier = static_cast<std::uint8_t>(tier);
-    c.code = code(e);
-}
-
 // ---- copies
-
-BlockCopy Index::copy_of(std::uint32_t id, std::int32_t page, std::int32_t host, std::int32_t disk,
-                         std::uint16_t flags) const {
-    const Entry& e = pool_[id];
-    BlockCopy c;
-    std::memcpy(c.key, e.key, 16);
-    c.seq = order_.segment(e.segment).order;
-    c.entry = id;
-    c.page = page;
-    c.host = host;
-    c.disk = disk;
-    c.depth = static_cast<std::int32_t>(e.depth);
-    c.parent = e.parent;
-    c.group = e.group;
-    c.flags = flags;
-    c.reserved = 0;
-    return c;
-}
 
 // A job that ended twice, or copies that were changed, must not touch somebody else's pins.
 void Index::check_copies(const BlockCopy* copies, std::size_t n, Ending ending) const {
@@ -405,8 +360,9 @@ void Index::check_copies(const BlockCopy* copies, std::size_t n, Ending ending) 
         const bool into_disk = ending == kEndsWrite || (ending == kEndsStore && transit);
         if (good && into_host) good = pool_[c.entry].has(kHostBusy) && pool_[c.entry].slot[kHost] == c.host;
         if (good && into_disk) good = pool_[c.entry].has(kDiskBusy) && pool_[c.entry].slot[kDisk] == c.disk;
-        require(good, "copy " + std::to_string(i) + " names entry " + std::to_string(c.entry) +
-                          ", which no such job holds; a job ends once, with the copies it was given");
+        if (good) continue;
+        refuse("copy " + std::to_string(i) + " names entry " + std::to_string(c.entry) +
+               ", which no such job holds; a job ends once, with the copies it was given");
     }
 }
 

@@ -1,7 +1,7 @@
 // Load: host -> device, disk -> host -> device, disk -> host. The rules are in index.h.
 #include <algorithm>
 
-#include "index.h"
+#include "index_inline.h"
 
 namespace kvoffload {
 

@@ -1,7 +1,7 @@
 // Store: device -> host, device -> transit -> disk, host -> disk. The rules are in index.h.
 #include <algorithm>
 
-#include "index.h"
+#include "index_inline.h"
 
 namespace kvoffload {
 

@@ -24,7 +24,12 @@ inline std::uint32_t hash_key(const std::uint8_t* key) {
 
 class KeyTable {
   public:
-    explicit KeyTable(const EntryPool& pool) : pool_(&pool), places_(kFirst, Place{0, kNone}) {}
+    // Starts with room for `expected` keys, within bounds: growing later stops the caller for a moment.
+    KeyTable(const EntryPool& pool, std::uint64_t expected) : pool_(&pool) {
+        std::size_t places = kLeast;
+        while (places < kMost && expected * 4 > places * 3) places *= 2;
+        places_.assign(places, Place{0, kNone});
+    }
 
     std::uint32_t size() const { return size_; }
     std::size_t memory_bytes() const { return places_.capacity() * sizeof(Place); }
@@ -76,7 +81,7 @@ class KeyTable {
         std::uint32_t tag;
         std::uint32_t id;
     };
-    static constexpr std::size_t kFirst = 1024;
+    static constexpr std::size_t kLeast = 1 << 10, kMost = 1 << 20;  // at the start
 
     std::size_t mask() const { return places_.size() - 1; }
 

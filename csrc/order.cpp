@@ -110,7 +110,7 @@ void Order::link(std::uint32_t segment, std::uint32_t id, std::uint32_t& hint) {
 void Order::unlink(std::uint32_t id) {
     Entry& e = pool_[id];
     for (int t = 0; t < kTiers; ++t) {
-        if (e.slot[t] >= 0) drop_tail(id, t);
+        if (e.slot[t] >= 0) lost(id, t);
     }
     Segment& s = segments_[e.segment];
     (e.prev == kNone ? s.head : pool_[e.prev].next) = e.next;
@@ -127,27 +127,12 @@ void Order::bury(std::uint32_t id) {
     unlink(id);
 }
 
-void Order::gained(std::uint32_t id, int tier) {
+// The deepest entry but `id` of its group in the tier. REQUIRES: there is one.
+std::uint32_t Order::next_tail(std::uint32_t id, int tier) const {
     const Entry& e = pool_[id];
-    Tail& t = tails_[cell(e.segment, e.group, tier)];
-    if (t.count++ == 0 || goes_before(t.tail, id)) t.tail = id;
-    if (segments_[e.segment].resident[tier]++ == 0) policies_[tier]->on_resident(e.segment, true);
-}
-
-void Order::lost(std::uint32_t id, int tier) { drop_tail(id, tier); }
-
-// REQUIRES: the entry is linked and counted; its slot number may be gone already.
-void Order::drop_tail(std::uint32_t id, int tier) {
-    const Entry& e = pool_[id];
-    Tail& t = tails_[cell(e.segment, e.group, tier)];
-    if (--t.count == 0) {
-        t.tail = kNone;
-    } else if (t.tail == id) {
-        std::uint32_t back = e.prev;
-        while (pool_[back].group != e.group || pool_[back].slot[tier] < 0) back = pool_[back].prev;
-        t.tail = back;
-    }
-    if (--segments_[e.segment].resident[tier] == 0) leave(e.segment, tier);
+    std::uint32_t back = e.prev;
+    while (pool_[back].group != e.group || pool_[back].slot[tier] < 0) back = pool_[back].prev;
+    return back;
 }
 
 void Order::leave(std::uint32_t segment, int tier) {

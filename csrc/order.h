@@ -72,8 +72,23 @@ class Order {
     // Gives the id back if the segment is closed and has nothing left, not even ghosts.
     void erase_if_done(std::uint32_t segment);
     // A linked entry got or lost its slot in the tier.
-    void gained(std::uint32_t id, int tier);
-    void lost(std::uint32_t id, int tier);
+    void gained(std::uint32_t id, int tier) {
+        const Entry& e = pool_[id];
+        Tail& t = tails_[cell(e.segment, e.group, tier)];
+        if (t.count++ == 0 || goes_before(t.tail, id)) t.tail = id;
+        if (segments_[e.segment].resident[tier]++ == 0) policies_[tier]->on_resident(e.segment, true);
+    }
+    // REQUIRES: the entry is still linked; its slot number may be gone already.
+    void lost(std::uint32_t id, int tier) {
+        const Entry& e = pool_[id];
+        Tail& t = tails_[cell(e.segment, e.group, tier)];
+        if (--t.count == 0) {
+            t.tail = kNone;
+        } else if (t.tail == id) {
+            t.tail = next_tail(id, tier);
+        }
+        if (--segments_[e.segment].resident[tier] == 0) leave(e.segment, tier);
+    }
 
     // Start of a batch: scans for victims begin anew. Within a batch pins are only added, so a segment once
     // passed stays passed.
@@ -138,7 +153,7 @@ class Order {
     bool may_go(std::uint32_t id, std::uint8_t spared) const {
         return id != kNone && pool_[id].pins == 0 && !pool_[id].has(spared);
     }
-    void drop_tail(std::uint32_t id, int tier);
+    std::uint32_t next_tail(std::uint32_t id, int tier) const;
     void leave(std::uint32_t segment, int tier);
 
     EntryPool& pool_;

@@ -196,7 +196,21 @@ def raw_file_loop(
 def memcpy_loop(target: int, source: int, bytes: int, count: int, threads: int) -> float:
     """Seconds to copy fragments in order. For `bench`."""
 
+class PlainTable:
+    """Keys in a table that does nothing else: what `bench` measures the index against."""
+
+    def __init__(self, keys: KeyArray) -> None: ...
+    def find(self, keys: KeyArray) -> int:
+        """How many of the keys are there."""
+    def pin_unpin(self, keys: KeyArray) -> int:
+        """Pins each key, then unpins each; the pins that are left."""
+
 def checksum(data: object, portable: bool = False) -> bytes:
     """The 16-byte payload checksum of anything with the buffer protocol (docs/block-format.md)."""
 
 def checksum_has_instruction() -> bool: ...
+def kernels_text() -> str:
+    """The copy kernel, csrc/kernels.h, for libraries that compile at run time."""
+
+def compat_text() -> str:
+    """csrc/compat.h, which it includes."""

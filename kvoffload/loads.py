@@ -18,6 +18,9 @@ from kvoffload.messages import Copies, CopyFlag, JobKind, Status, StatusArray
 from kvoffload.requests import Finished, LoadPlan, Pages, RequestState
 from kvoffload.stats import Counters
 
+_READ, _WAIT = np.uint16(CopyFlag.READ), np.uint16(CopyFlag.WAIT)
+"""As the array's own type: an enum member costs microseconds to convert."""
+
 
 @dataclass(slots=True, eq=False)
 class Part:
@@ -75,6 +78,7 @@ class Loads:
         self._parts: dict[int, Part] = {}
         self._held: list[Part] = []
         self._short: list[Load] = []
+        self._fresh: list[Load] = []
         self._all_full = all(g.kind is GroupKind.FULL for g in layout.groups)
 
     def __len__(self) -> int:
@@ -98,9 +102,16 @@ class Loads:
             boundary,
         )
         self._loads[load.id] = load
+        self._fresh.append(load)
         state.jobs.add(load.id)
         self._burst(load)
         return LoadPlan(load.id, boundary, load.blocks, 0)
+
+    def postpone(self, seconds: float) -> None:
+        """So long passed before loads begun since the last call could be sent: it is not held against them."""
+        for load in self._fresh:
+            load.deadline += seconds
+        self._fresh = []
 
     def prefetch(self, state: RequestState, boundary: int, deadline: float) -> int:
         """Start bringing [state.computed, boundary) from disk into host; the job's id, 0 when nothing is to do."""
@@ -159,7 +170,7 @@ class Loads:
             load.blocks += len(copies)
             load.running += 1
             part = Part(load, copies)
-            if (copies["flags"] & CopyFlag.WAIT).any():
+            if np.count_nonzero(copies["flags"] & _WAIT):
                 self._held.append(part)
             else:
                 self._start(part)
@@ -246,20 +257,17 @@ class Loads:
         load, copies = part.load, part.copies
         load.running -= 1
         self._index.complete_load(copies, status)
-        read = (copies["flags"] & CopyFlag.READ) != 0
-        good = np.ones(len(copies), bool) if status is None else status == Status.OK
-        from_disk = int((read & good).sum())
-        self._counters.add(
-            "load_bytes_disk", self._ranks * self._layout.bytes_of(copies["group"][read & good])
-        )
+        good = copies if status is None else copies[status == Status.OK]
+        read = good[(good["flags"] & _READ) != 0] if np.count_nonzero(good["flags"]) else good[:0]
+        self._counters.add("load_bytes_disk", self._ranks * self._layout.bytes_of(read["group"]))
         if load.kind is JobKind.READ:
-            self._counters.add("prefetched", from_disk)
+            self._counters.add("prefetched", len(read))
         else:
-            self._counters.add("loaded_disk", from_disk)
-            self._counters.add("loaded_host", int(good.sum()) - from_disk)
-            self._counters.add("load_bytes_host", self._ranks * self._layout.bytes_of(copies["group"][good]))
-        if not good.all():
-            bad = copies[~good]
+            self._counters.add("loaded_disk", len(read))
+            self._counters.add("loaded_host", len(good) - len(read))
+            self._counters.add("load_bytes_host", self._ranks * self._layout.bytes_of(good["group"]))
+        if len(good) < len(copies):
+            bad = copies[status != Status.OK]
             sizes = np.array([g.tokens_per_block for g in self._layout.groups])
             load.reached = min(load.reached, int((bad["depth"] * sizes[bad["group"]]).min()))
             load.failed += len(bad)

@@ -25,6 +25,21 @@ def read_memory(root: Path = Path("/")) -> Memory:
     return memory
 
 
+def cgroup_folders(root: Path = Path("/")) -> list[Path]:
+    """Folders of this process's cgroups and of all above them, of every controller; they need not exist."""
+    folders = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for mount in (
+            [root / "sys/fs/cgroup"]
+            if not controllers
+            else [root / "sys/fs/cgroup" / c for c in controllers.split(",")]
+        ):
+            folder = mount / path.lstrip("/")
+            folders += [f for f in (folder, *folder.parents) if f.is_relative_to(mount)]
+    return folders
+
+
 def _machine(meminfo: Path) -> Memory:
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     total, free = (int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))

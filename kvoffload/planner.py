@@ -6,6 +6,7 @@ owns a Planner. Until every rank has attached, everything is a miss.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ from kvoffload.requests import (
 )
 from kvoffload.stats import Counters, Stats
 from kvoffload.stores import Stores, WriteBudget
+
+log = logging.getLogger(__name__)
 
 HOST, DISK = 0, 1
 
@@ -179,14 +182,17 @@ class Planner:
 
     def tick(self, now: float) -> Plans:
         """Everything that is to go to the movers now. Call once a step, after the offers and loads of the step."""
-        self._now = max(self._now, now)
+        passed = max(0.0, now - self._now)
+        self._now += passed
         if self._tiers is None:
             return Plans()
+        self._inflight.postpone(passed)
+        self._tiers.loads.postpone(passed)
         for running in self._inflight.expired(self._now):
             self._overdue(running, self._tiers)
         self._finished += self._tiers.loads.advance(self._now)
         self._tiers.stores.plan_writes(self._now, self._deadline)
-        jobs = self._inflight.take_unsent()
+        jobs = self._inflight.take_unsent(self._now)
         plans = Plans(jobs, tuple(self._cancels), self._geometry, self._reset_disk)
         self._cancels, self._geometry, self._reset_disk = [], None, False
         return plans
@@ -196,6 +202,7 @@ class Planner:
         until the device confirms, since its pages are being read."""
         tiers.index.expire(running.copies)
         self.counters.add("overdue")
+        log.warning(running.late(self.layout, self._now))
         if running.load:
             tiers.loads.overdue(running)
         if running.job.kind is not JobKind.STORE:

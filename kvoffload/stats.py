@@ -46,6 +46,12 @@ def _single(name: str, text: str, unit: str = "blocks") -> Family:
 FAMILIES: tuple[Family, ...] = (
     _by_tier("matched_blocks", "Blocks found beyond what the engine had, once per request.", "matched_{}"),
     _by_tier("loaded_blocks", "Blocks copied to the device, by the tier they came from.", "loaded_{}"),
+    Family(
+        "declined_blocks",
+        "Blocks found and not loaded: the engine took less, or they were gone when it did.",
+        "reason",
+        {"engine": "declined", "gone": "vanished"},
+    ),
     _single("used", "Blocks that requests went on with after a load, instead of computing them."),
     _single("produced", "Blocks that the engine computed and offered."),
     _by_tier("stored_blocks", "Blocks that became visible in a tier.", "stored_{}"),

@@ -1,4 +1,4 @@
-"""`kvoffload trace`: one JSON object, 80 columns, one-line errors with status 1."""
+"""`kvoffload trace`: one JSON object, 80 columns, one-line errors with status 2."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_notes_are_shown(tmp_path: Path) -> None:
     assert "note: ids re-keyed by (parent, id), as asked" in result.stdout
 
 
-def test_errors_are_one_line_and_status_1(tmp_path: Path) -> None:
+def test_errors_are_one_line_and_status_2(tmp_path: Path) -> None:
     """A TraceError goes to stderr as one line; nothing is printed, no traceback; the status is 1."""
     for arguments in (["info", tmp_path / "none.jsonl", "--json"], ["info", "synth:x=1"]):
         result = run(*arguments)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert result.stdout == ""
         assert result.stderr.startswith("error: ")
         assert result.stderr.count("\n") == 1
@@ -74,18 +74,18 @@ def test_convert_block_size_and_force(tmp_path: Path) -> None:
     assert (result.exit_code, "2 requests, 1024-token blocks" in result.stdout) == (0, True)
     assert ids_of(open_trace(out)) == [[], [5]]
     before = out.read_bytes()
-    assert run("convert", path, out).exit_code == 1
+    assert run("convert", path, out).exit_code == 2
     assert out.read_bytes() == before
     assert run("convert", path, out, "--force").exit_code == 0
     assert ids_of(open_trace(out)) == [[4, 9], [4, 5, 6]]
-    assert run("convert", path, tmp_path / "w.jsonl", "--to", "weka").exit_code == 1
+    assert run("convert", path, tmp_path / "w.jsonl", "--to", "weka").exit_code == 2
 
 
 def test_convert_reads_the_form_asked_for(tmp_path: Path) -> None:
     """--form reaches the reader: a full trace given as delta is an error."""
     rows = [{**row, "session_id": "s"} for row in ROWS]
     result = run("convert", write_lines(tmp_path / "t.jsonl", rows), tmp_path / "o.jsonl", "--form", "delta")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--form full" in result.stderr
 
 
@@ -116,4 +116,4 @@ def test_synth_writes_what_the_function_makes(tmp_path: Path) -> None:
         second.input_tokens,
         second.agents,
     )
-    assert run("synth", tmp_path / "x.jsonl", "--set", "colour=red").exit_code == 1
+    assert run("synth", tmp_path / "x.jsonl", "--set", "colour=red").exit_code == 2

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from kvoffload import _C
 from kvoffload.arena import HostArena
-from kvoffload.bench.rows import ROUNDS, Limit, Row, compare
+from kvoffload.bench.rows import Limit, Row, compare, rate, ratio_at_least
+from kvoffload.bench.timing import ROUNDS
 from kvoffload.copying import CpuCopyEngine, Direction
 from kvoffload.layout import CacheGroup, GroupKind, Layout, Region
 from kvoffload.messages import COPY_DTYPE, Copies, Status
@@ -20,6 +21,8 @@ from kvoffload.messages import COPY_DTYPE, Copies, Status
 FRAGMENTS = (16 << 10, 64 << 10, 256 << 10)
 REGIONS = 32
 """Layers: fragments per block."""
+
+NAMES = {Direction.TO_HOST: "gather", Direction.TO_DEVICE: "scatter"}
 
 
 def bench_copy(
@@ -51,8 +54,8 @@ def _bench(fragment: int, threads: int, nbytes: int, rounds: int) -> Iterator[Ro
     for direction in Direction:
         place = (arena.base, pages.base) if direction is Direction.TO_HOST else (pages.base, arena.base)
         yield from compare(
-            f"{direction.name.lower()} {fragment >> 10} KiB x{threads}",
-            moved,
+            f"{NAMES[direction]} of {fragment >> 10} KiB, {threads} {'thread' if threads == 1 else 'threads'}",
+            rate(moved),
             partial(_seconds, engine, copies, direction),
             _limits(place, fragment, moved, threads),
             rounds,
@@ -67,14 +70,14 @@ def _limits(place: tuple[int, int], fragment: int, moved: int, threads: int) -> 
     large = 0.65 if threads == 1 else 0.75
     return [
         Limit(
-            "memcpy of the fragments",
-            0.9,
+            "memcpy in order",
             partial(_C.memcpy_loop, *place, fragment, moved // fragment, threads),
+            ratio_at_least(0.9),
         ),
         Limit(
-            "one large memcpy per thread",
-            large,
+            "one large memcpy" if threads == 1 else f"{threads} large memcpy",
             partial(_C.memcpy_loop, *place, moved // threads, threads, threads),
+            ratio_at_least(large),
         ),
     ]
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from kvoffload import _C
 from kvoffload.arena import HostArena
-from kvoffload.bench.rows import ROUNDS, Limit, Row, compare
+from kvoffload.bench.rows import Limit, Row, compare, rate, ratio_at_least
+from kvoffload.bench.timing import ROUNDS
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import COPY_DTYPE, Copies, Status, StatusArray
 from kvoffload.tiers import DiskTier
@@ -59,11 +60,11 @@ def _rows(tier: DiskTier, arena: HostArena, copies: Copies, rounds: int) -> Iter
         for write, move in ((True, tier.write), (False, tier.read)):
             tier.write(copies, arena)
             raw = partial(_raw, file, write, arena.base, group.slot_bytes, offsets)
-            limits = [Limit(f"raw {how}, {THREADS} threads", TARGET, raw)]
+            limits = [Limit(f"raw {how} loop", raw, ratio_at_least(TARGET))]
             if shutil.which("fio") and not write:
-                limits.append(Limit(f"fio, {THREADS} threads", 0.0, partial(_fio, path, tier, moved)))
-            name = f"{'write' if write else 'read'} {group.block_bytes >> 10} KiB with checksum"
-            yield from compare(name, moved, partial(_seconds, move, copies, arena), limits, rounds)
+                limits.append(Limit("fio", partial(_fio, path, tier, moved)))
+            name = f"{'write' if write else 'read'} {group.block_bytes >> 10} KiB blocks, checksum, {THREADS} threads"
+            yield from compare(name, rate(moved), partial(_seconds, move, copies, arena), limits, rounds)
     finally:
         os.close(file)
 

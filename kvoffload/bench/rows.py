@@ -1,71 +1,133 @@
-"""One line of a benchmark: ours beside a limit, measured in turn in the same run."""
+"""One line of a benchmark: a figure beside a limit or peer of the same run, and what is asked of it."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-ROUNDS = 5
-"""Measurements of each thing; the median counts."""
+from kvoffload.bench.timing import Measure, Timed, interleaved
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """name: what is measured. rate, limit_rate: bytes/s, medians; the lows and highs are over the rounds.
-
-    target: the least rate / limit_rate that is asked for; 0 = shown only.
-    """
+class Unit:
+    """What a figure is counted in. of: seconds of one round to the figure."""
 
     name: str
-    limit: str
-    rate: float
-    low: float
-    high: float
-    limit_rate: float
-    limit_low: float
-    limit_high: float
-    target: float
+    of: Callable[[float], float]
 
-    @property
-    def ratio(self) -> float:
-        """How much of the limit is reached."""
-        return self.rate / self.limit_rate
 
-    @property
-    def reached(self) -> bool:
-        """True where the target is met."""
-        return self.ratio >= self.target
+def rate(nbytes: int) -> Unit:
+    """Bytes moved per round, as 10^9 bytes a second."""
+    return Unit("GB/s", lambda seconds: nbytes / seconds / 1e9)
+
+
+def each(count: int, item: str) -> Unit:
+    """Nanoseconds for each of the `count` items of a round."""
+    return Unit(f"ns/{item}", lambda seconds: seconds * 1e9 / count)
+
+
+MILLISECONDS = Unit("ms", lambda seconds: seconds * 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What design.md asks for: the figure itself, or figure / limit, is at most or at least `bound`."""
+
+    bound: float
+    at_most: bool = True
+    of_ratio: bool = False
+
+    def met(self, figure: float, ratio: float) -> bool:
+        value = ratio if self.of_ratio else figure
+        return value <= self.bound if self.at_most else value >= self.bound
+
+    def __str__(self) -> str:
+        return f"{'<=' if self.at_most else '>='} {self.bound:g}{'x' if self.of_ratio else ''}"
+
+
+def at_most(bound: float) -> Target:
+    return Target(bound)
+
+
+def ratio_at_most(bound: float) -> Target:
+    return Target(bound, at_most=True, of_ratio=True)
+
+
+def ratio_at_least(bound: float) -> Target:
+    return Target(bound, at_most=False, of_ratio=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Something to be measured against: seconds() moves the same bytes once."""
+    """Something to be measured against, that does the same work with less, or as others do it."""
 
     name: str
-    target: float
-    seconds: Callable[[], float]
+    seconds: Timed
+    target: Target | None = None
 
 
-def compare(name: str, nbytes: int, ours: Callable[[], float], limits: list[Limit], rounds: int) -> list[Row]:
-    """A row per limit. Ours and the limits run in turn, so that a noisy moment hits all of them."""
-    everything = [ours, *(limit.seconds for limit in limits)]
-    for run in everything:
-        run()
-    seconds = [[run() for run in everything] for _ in range(rounds)]
-    rates = [sorted(nbytes / s for s in column) for column in zip(*seconds, strict=True)]
-    mine, others = rates[0], rates[1:]
-    return [
-        Row(
-            name=name,
-            limit=limit.name,
-            rate=statistics.median(mine),
-            low=mine[0],
-            high=mine[-1],
-            limit_rate=statistics.median(other),
-            limit_low=other[0],
-            limit_high=other[-1],
-            target=limit.target,
-        )
-        for limit, other in zip(limits, others, strict=True)
-    ]
+@dataclass(frozen=True, slots=True)
+class Row:
+    """name: what is measured. beside: what it is compared with, "" = nothing. limit: None = nothing beside it.
+
+    ratio: figure / limit, of the medians; 0 without a limit. met: None where nothing is asked.
+    """
+
+    name: str
+    unit: str
+    figure: Measure
+    beside: str = ""
+    limit: Measure | None = None
+    target: Target | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.figure.median / self.limit.median if self.limit and self.limit.median else 0.0
+
+    @property
+    def met(self) -> bool | None:
+        return self.target.met(self.figure.median, self.ratio) if self.target else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            **_plain(self.figure),
+            "beside": self.beside or None,
+            "limit": _plain(self.limit) if self.limit else None,
+            "ratio": self.ratio if self.limit else None,
+            "target": str(self.target) if self.target else None,
+            "met": self.met,
+        }
+
+
+def compare(
+    name: str, unit: Unit, ours: Timed, limits: Sequence[Limit], rounds: int, target: Target | None = None
+) -> list[Row]:
+    """A row per limit, one without a limit if there is none. All run in turn, so a noisy moment hits all of them.
+
+    target: of the figure itself; it stands in the first row that has no target of its own.
+    """
+    mine, *others = (
+        Measure.of(map(unit.of, seconds))
+        for seconds in interleaved([ours, *(limit.seconds for limit in limits)], rounds)
+    )
+    if not limits:
+        return [Row(name, unit.name, mine, target=target)]
+    rows = []
+    for limit, other in zip(limits, others, strict=True):
+        asked = limit.target or target
+        target = None if asked is target else target
+        rows.append(Row(name, unit.name, mine, limit.name, other, asked))
+    return rows
+
+
+def constant(name: str, unit: str, value: float, target: Target | None = None) -> Row:
+    """A figure that is counted and not timed."""
+    return Row(name, unit, Measure(value, value, value), target=target)
+
+
+def _plain(measure: Measure) -> dict[str, float]:
+    return {"median": measure.median, "low": measure.low, "high": measure.high, "spread": measure.spread}

@@ -19,11 +19,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvoffload.errors import ConfigError, KVOffloadError
 from kvoffload.replay import compare
 from kvoffload.replay.base import ReplayRequest, requests_of
+from kvoffload.replay.cost import CostModel
 from kvoffload.replay.driver import Engine, StandstillError
 from kvoffload.replay.lanes import Lanes
 from kvoffload.replay.oracle_lru import simulate
+from kvoffload.replay.plots import plot, plot_sessions, prepare
 from kvoffload.replay.report import Report, Setup, Tally
 from kvoffload.replay.sequential import replay_sequential
+from kvoffload.replay.session_commands import play_sessions
+from kvoffload.replay.session_run import SessionOptions
+from kvoffload.replay.sessions import Schedule
 from kvoffload.replay.show import table
 from kvoffload.replay.tiers import (
     Capacity,
@@ -205,6 +210,29 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     sweep: Annotated[
         str, typer.Option("--sweep", metavar="C,C,...", help="--compare at each of these --host-blocks.")
     ] = "",
+    plot_into: Annotated[
+        Path | None, typer.Option("--plot", metavar="DIR", help="Draw the figures into DIR as PNG.")
+    ] = None,
+    sessions: Annotated[
+        int,
+        typer.Option("--sessions", min=0, metavar="N", help="N live sessions on an engine, in virtual time."),
+    ] = 0,
+    window: Annotated[
+        float,
+        typer.Option("--window", min=0, metavar="S", help="Measured seconds; 0 = every session once, whole."),
+    ] = 3600.0,
+    think: Annotated[
+        float, typer.Option("--think", min=0, metavar="X", help="Factor on the sessions' pauses.")
+    ] = 1.0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Of the points where sessions are joined.")
+    ] = 42,
+    cost: Annotated[
+        str, typer.Option("--cost", metavar="NAME=X,..", help="Rates of the cost model, like link_in=25e9.")
+    ] = "",
+    controls: Annotated[
+        bool, typer.Option("--controls/--no-controls", help="Beside it: no offload, infinite, rewrite all.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Replay a trace through HBM, host and disk: hits by tier, what was written, and whether a byte was
@@ -216,15 +244,36 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     try:
         if sequential and lanes:
             raise ConfigError(f"--sequential with --lanes {lanes}: leave one of them out")
+        if plot_into is not None:
+            prepare(plot_into)
         options = Options(
             lanes, index_only, _size(block_bytes), device_blocks, host_blocks, disk_blocks, disk_path, check
         )
         options = replace(options, host_policy=host_policy, disk_policy=disk_policy)
         opened = open_trace(trace, block_size, form.value, rekey)
         if side_by_side or sweep:
-            _compare(opened, options, sweep, as_json=as_json)
+            _compare(opened, replace(options, lanes=lanes or sessions), sweep, as_json=as_json)
             return
+        if sessions and (sequential or lanes or check):
+            raise ConfigError("--sessions with --sequential, --lanes or --check: leave one of them out")
+        if sessions:
+            session_options = SessionOptions(
+                Schedule(sessions, window, think, seed),
+                index_only,
+                options.block_bytes,
+                device_blocks,
+                host_blocks,
+                disk_blocks,
+                disk_path,
+                CostModel.parse(cost),
+                controls,
+            )
+            played = play_sessions(opened, session_options, as_json=as_json)
+            if plot_into is not None:
+                _say_drawn(plot_sessions(played, plot_into), as_json)
+            raise typer.Exit(0 if played.ok else WRONG)
         report = run_replay(opened, options, progress=True)
+        drawn = plot(report, plot_into) if plot_into is not None else []
     except KVOffloadError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(WRONG if isinstance(error, StandstillError) else UNUSABLE) from None
@@ -232,6 +281,7 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
         typer.echo(json.dumps(report.to_dict()))
     else:
         Console(width=80, highlight=False, markup=False).print(table(report))
+    _say_drawn(drawn, as_json)
     if not report.ok:
         raise typer.Exit(WRONG)
 
@@ -241,7 +291,7 @@ def _compare(trace: Trace, options: Options, sweep: str, *, as_json: bool) -> No
     requests = requests_of(trace)
     if options.lanes or options.check or options.disk_path or not requests:
         raise ConfigError(
-            "--compare counts blocks of one request after the other: leave --lanes, --check out"
+            "--compare counts blocks of one request after the other: leave --lanes, --sessions, --check out"
         )
     try:
         sizes = [int(c) for c in sweep.split(",")] if sweep else [options.host_blocks or _distinct(requests)]
@@ -256,6 +306,11 @@ def _compare(trace: Trace, options: Options, sweep: str, *, as_json: bool) -> No
         typer.echo(json.dumps([r.to_dict() for r in results]))
     else:
         Console(width=100, highlight=False, markup=False).print(compare.table(results))
+
+
+def _say_drawn(paths: list[Path], as_json: bool) -> None:
+    for path in paths:
+        typer.echo(f"drawn: {path}", err=as_json)
 
 
 def _size(text: str) -> int:

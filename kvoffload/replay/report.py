@@ -94,6 +94,7 @@ class Tally:
             mismatches=self._mismatches,
             samples=tuple(self._samples),
             series=_series(counts),
+            written=tuple(written),
             seconds=seconds,
             oracle=oracle,
         )
@@ -135,7 +136,8 @@ class Report:
     """Results of one replay, in blocks unless a name says otherwise; tuples of three are by TIERS.
 
     offered: blocks that store jobs took from the device, all requests. oracle: the brute-force answer, where
-    one was asked for. series: (hbm, host, disk, all blocks) of each twentieth of the requests.
+    one was asked for. series: (hbm, host, disk, all blocks) of each twentieth of the requests. written: blocks that
+    the store jobs of each request took from the device, in the order in which they finished.
     """
 
     setup: Setup
@@ -156,6 +158,7 @@ class Report:
     mismatches: int
     samples: tuple[str, ...]
     series: tuple[tuple[int, int, int, int], ...]
+    written: tuple[int, ...]
     seconds: float
     oracle: OracleResult | None = None
 
@@ -198,8 +201,9 @@ class Report:
         return _ratio(self.total, self.stored.host), _ratio(self.total, self.stored.disk)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, fit for JSON."""
+        """Everything as plain values, fit for JSON; of `written` only the percentiles."""
         result = asdict(self)
+        del result["written"]
         result["dropped"] = result["stored"].pop("dropped")
         for name in ("hits", "hit_tokens"):
             result[name] = dict(zip(TIERS, result[name], strict=True))

@@ -28,12 +28,12 @@ def _figures(report: Report) -> Table:
     mode = f"{setup.lanes} lanes" if setup.lanes else "sequential"
     rows = [
         ("mode", mode + (", index only" if setup.index_only else "")),
-        ("block", f"{setup.block_tokens} tokens, {_bytes(setup.block_bytes)} ({setup.rule} rule)"),
+        ("block", f"{setup.block_tokens} tokens, {as_bytes(setup.block_bytes)} ({setup.rule} rule)"),
         ("requests", f"{report.requests:,} of {report.sessions:,} sessions"),
         ("blocks", f"{report.total:,}, distinct {report.distinct:,}"),
-        ("produced", f"{report.produced:,} ({_percent(report.produced, report.total)})"),
+        ("produced", f"{report.produced:,} ({as_percent(report.produced, report.total)})"),
         ("loads", f"{report.loads:,} of {report.arrived:,} blocks"),
-        ("written per turn, p50 / p90", f"{_bytes(report.turn_p50)} / {_bytes(report.turn_p90)}"),
+        ("written per turn, p50 / p90", f"{as_bytes(report.turn_p50)} / {as_bytes(report.turn_p90)}"),
         ("wrong blocks", "not checked" if setup.index_only else f"{report.mismatches:,}"),
         ("seconds", f"{report.seconds:.1f}"),
     ]
@@ -57,7 +57,7 @@ def _by_tier(report: Report) -> Table:
         ("hits, % of blocks", report.hits, report.total),
         ("hits, % of tokens", report.hit_tokens, report.tokens),
     ):
-        grid.add_row(name, *(_percent(part, whole) for part in (*hits, sum(hits))))
+        grid.add_row(name, *(as_percent(part, whole) for part in (*hits, sum(hits))))
     grid.add_row("stored", "", *(f"{blocks:,}" for blocks in stored))
     grid.add_row("write amplification", "", *(f"{x:.3f}" for x in report.amplification()))
     grid.add_row("rewrite factor", "", *(f"{x:.1f}" if x else "-" for x in report.rewrite_factor()))
@@ -74,11 +74,11 @@ def _against(oracle: OracleResult, report: Report) -> Table:
     return grid
 
 
-def _percent(part: int, whole: int) -> str:
+def as_percent(part: int, whole: int) -> str:
     return f"{100 * part / whole if whole else 0:.2f}%"
 
 
-def _bytes(count: int) -> str:
+def as_bytes(count: int) -> str:
     """Rounded, in the largest binary unit of which there is one."""
     unit = next((u for u in ("TiB", "GiB", "MiB", "KiB") if count >= UNITS[u]), "B")
     return f"{count / UNITS[unit]:.4g} {unit}"

@@ -13,7 +13,15 @@ from pathlib import Path
 from kvoffload.config import Config
 from kvoffload.copying.cpu import CpuCopyEngine
 from kvoffload.errors import ConfigError
-from kvoffload.layout import DEFAULT_SLAB_BYTES, MAX_SLABS, MIN_SLOTS_PER_SLAB, CacheGroup, GroupKind, Layout
+from kvoffload.layout import (
+    DEFAULT_SLAB_BYTES,
+    MAX_SLABS,
+    MIN_SLOTS_PER_SLAB,
+    CacheGroup,
+    GroupKind,
+    Layout,
+    Pools,
+)
 from kvoffload.local import Local, MoverLike
 from kvoffload.memory import read_memory
 from kvoffload.messages import Inventory
@@ -126,27 +134,36 @@ class LocalTiers(Tiers):
         self.local.close()
 
 
-def open_counting(layout: Layout, capacity: Capacity, policies: Policies = LRU) -> LocalTiers:
-    """Planner and index only: every job is done as soon as it is sent, no byte moves."""
+class CountedMover(NullMover):
+    """The one rank of an index-only replay, with the tiers it claims to have."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        super().__init__(0)
+        self._inventory = inventory
+
+    def register(self, pools: Pools) -> Inventory:
+        """What was claimed; no page is looked at."""
+        return self._inventory
+
+
+def counting_parts(
+    layout: Layout, capacity: Capacity, policies: Policies = LRU
+) -> tuple[Planner, CountedMover]:
+    """Planner and mover where every job is done as soon as it is sent; not attached yet."""
     slots = max(COUNTING_SLAB, -(-max(capacity.host, capacity.disk) // (MAX_SLABS // 2)))
     host, transit, disk = (-(-n // slots) for n in (capacity.host, capacity.transit, capacity.disk))
-    planner = _planner(layout, capacity, policies)
-    planner.attach(0, Inventory((slots,), host, transit, disk))
-    return LocalTiers(planner, [NullMover(0)], policies.times)
+    return _planner(layout, capacity, policies), CountedMover(Inventory((slots,), host, transit, disk))
 
 
-def open_moving(
+def moving_parts(
     layout: Layout,
     capacity: Capacity,
     memory: PageMemory,
     path: Path | None,
     namespace: bytes,
     policies: Policies = LRU,
-) -> LocalTiers:
-    """Real bytes between `memory`, host memory and a file under `path` (needed where capacity.disk > 0).
-
-    Raises ConfigError where the memory of this machine is too small, TierError where the path cannot be used.
-    """
+) -> tuple[Planner, Mover]:
+    """Planner and mover of real bytes, as open_moving says; not attached yet."""
     slot = layout.groups[0].slot_bytes
     most = max(capacity.host, capacity.disk, 1)
     per_slab = max(MIN_SLOTS_PER_SLAB, DEFAULT_SLAB_BYTES // slot // 8, -(-most // (MAX_SLABS // 2)))
@@ -166,7 +183,29 @@ def open_moving(
         tier = DiskTier(
             rank_directory(path, namespace, 0, 0), layout, slabs.slab_bytes, slabs.disk, namespace
         )
-    mover = Mover(0, layout, slabs, CpuCopyEngine(), tier)
+    return planner, Mover(0, layout, slabs, CpuCopyEngine(), tier)
+
+
+def open_counting(layout: Layout, capacity: Capacity, policies: Policies = LRU) -> LocalTiers:
+    """Planner and index only: every job is done as soon as it is sent, no byte moves."""
+    planner, mover = counting_parts(layout, capacity, policies)
+    planner.attach(0, mover.register(()))
+    return LocalTiers(planner, [mover], policies.times)
+
+
+def open_moving(
+    layout: Layout,
+    capacity: Capacity,
+    memory: PageMemory,
+    path: Path | None,
+    namespace: bytes,
+    policies: Policies = LRU,
+) -> LocalTiers:
+    """Real bytes between `memory`, host memory and a file under `path` (needed where capacity.disk > 0).
+
+    Raises ConfigError where the memory of this machine is too small, TierError where the path cannot be used.
+    """
+    planner, mover = moving_parts(layout, capacity, memory, path, namespace, policies)
     try:
         planner.attach(0, mover.register(memory.pools))
     except BaseException:

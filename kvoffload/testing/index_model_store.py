@@ -70,7 +70,7 @@ class StoreModel(IndexState):
         if not items:
             return cursors, 0, 0, 0
         if self._stuck(items[0], keys, pages):
-            return self._stop(items[0], begins, cursors), 0, 0, 0 if self._disk_takes_new() else 1
+            return self._stop(items[0], begins, cursors), 0, 0, 0 if self._disk_writable(new=True) else 1
         self._touch(segment)
         candidates, resident, in_flight = [], 0, 0
         for x in items:
@@ -92,7 +92,7 @@ class StoreModel(IndexState):
     def _stuck(self, x: Place, keys: Keys, pages: Sequence[Sequence[int]]) -> bool:
         if page_of(pages, x) < 0 or self._find(keys, x) is not None:
             return False
-        below = self._disk_takes_new() and self.transit.can_promise(x.group)
+        below = self._disk_writable(new=True) and self.transit.can_promise(x.group)
         return not below and not self._could_make_room(HOST, x, keys)
 
     def _stop(self, x: Place, begins: Sequence[int], cursors: Sequence[int]) -> list[int]:
@@ -112,7 +112,7 @@ class StoreModel(IndexState):
             block = self._find(keys, x)
             if block and self._on_disk(block):
                 continue
-            if block or not self._disk_takes_new():
+            if block or not self._disk_writable(new=True):
                 return chosen, refused + 1, x
             if not self.transit.can_promise(x.group):
                 return chosen, refused, x

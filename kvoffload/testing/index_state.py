@@ -278,12 +278,10 @@ class IndexState:
     def _on_disk(self, block: Block) -> bool:
         return self.online and F.DISK_VALID in block.flags
 
-    def _disk_writable(self) -> bool:
-        return self.online and self.disk_admission > 0 and self.arena[DISK].slabs > 0
-
-    def _disk_takes_new(self) -> bool:
-        """A block that only its own request has used may go to disk."""
-        return self._disk_writable() and self.disk_admission == 1
+    def _disk_writable(self, *, new: bool = False) -> bool:
+        """new: of a block that only its own request has used."""
+        admitted = self.disk_admission == 1 if new else self.disk_admission > 0
+        return self.online and admitted and self.arena[DISK].slabs > 0
 
     def _queue_write(self, block: Block) -> None:
         waits = block.flags & (F.DISK_VALID | F.DISK_BUSY | F.WANT_DISK)

@@ -30,7 +30,7 @@ class PagePool:
 
     A page is held (references > 0) or free. Free pages queue in the order in which they are given up; one
     that was published stays matchable until it is handed out again. Thread: one. With `cached=False` nothing
-    is ever found: pages serve the running request only.
+    is ever found: pages serve the running request only. stamp: grows whenever an answer of `match` may change.
     """
 
     def __init__(self, pages: int, *, cached: bool = True) -> None:
@@ -41,6 +41,7 @@ class PagePool:
         self._keys: list[bytes | None] = [None] * pages
         self._page_of: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(pages))
+        self.stamp = 0
 
     @property
     def pages(self) -> int:
@@ -95,6 +96,7 @@ class PagePool:
                 raise ValueError(f"page {page} is published under a second key")
             if self._page_of.setdefault(key, page) == page:
                 self._keys[page] = key
+                self.stamp += 1
 
     def release(self, pages: Pages) -> None:
         """Give one reference back for each page, in chain order; those that become free queue tail first.
@@ -132,6 +134,7 @@ class PagePool:
         if key is not None:
             del self._page_of[key]
             self._keys[page] = None
+            self.stamp += 1
 
 
 class PageMemory:

@@ -95,6 +95,7 @@ class Rig:
     fault_rank: int | None = None
     clock: Clock = field(default_factory=Clock)
     local: Local = field(init=False)
+    movers: list[Mover] = field(init=False)
     memory: list[PageMemory] = field(init=False)
     _requests: int = 0
 
@@ -104,7 +105,7 @@ class Rig:
         slabs = Slabs(slab_bytes, self.sizes.host, self.sizes.transit, self.sizes.disk)
         counts = [self.sizes.pages] * len(self.layout.groups)
         self.memory = [PageMemory(self.layout, counts, rank=rank) for rank in range(self.ranks)]
-        movers = []
+        self.movers = []
         for rank, memory in enumerate(self.memory):
             tier: Tier | None = None
             if self.sizes.disk:
@@ -115,9 +116,9 @@ class Rig:
             if self.fault_rank in (None, rank):
                 tier = FaultyTier(tier, *self.tier_faults) if tier else None
                 copier = FaultyEngine(copier, *self.copy_faults)
-            movers.append(Mover(rank, self.layout, slabs, copier, tier, chunk_bytes=4 * BLOCK_BYTES))
-            planner.attach(rank, movers[-1].register(memory.pools))
-        self.local = Local(planner, movers, self.clock)
+            self.movers.append(Mover(rank, self.layout, slabs, copier, tier, chunk_bytes=4 * BLOCK_BYTES))
+            planner.attach(rank, self.movers[-1].register(memory.pools))
+        self.local = Local(planner, self.movers, self.clock)
 
     @property
     def planner(self) -> Planner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,15 @@ from kvoffload.tiers.table import MANIFEST, Manifest, load_manifest
 
 SLOTS = "slots"
 TABLE = "table"
+LOCKS = Path("/proc/locks")
 
 
 @dataclass(frozen=True, slots=True)
 class RankUsage:
     """One rank's directory. age: seconds since the last write; blocks, used: what its table lists.
 
-    namespace is the digest in hex. A directory that this program cannot read has 0 blocks.
+    namespace is the digest in hex. A directory that this program cannot read has 0 blocks. holder: the process that
+    has it open as far as this machine knows, 0 = none.
     """
 
     directory: Path
@@ -37,6 +39,7 @@ class RankUsage:
     used: int
     age: float
     readable: bool
+    holder: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,41 +61,69 @@ def list_ranks(disk_path: Path, now: float) -> list[RankUsage]:
     return [_usage(directory, now) for directory in rank_directories(disk_path)]
 
 
-def verify(disk_path: Path) -> Iterator[Verification]:
-    """Check every payload against its record, a rank at a time. Raises TierError for a directory in use."""
-    for directory in rank_directories(disk_path):
-        manifest = load_manifest(directory)
-        if manifest is None:
-            yield Verification(directory, 0, 0)
-            continue
-        lock = lock_directory(directory)
-        try:
-            blocks, bad = _verify(directory, manifest)
-        finally:
-            os.close(lock)
-        yield Verification(directory, blocks, bad)
+def verify(
+    disk_path: Path, namespace: str = "", checked: Callable[[int], None] = lambda blocks: None
+) -> Iterator[Verification]:
+    """Check every payload against its record, a rank at a time, of namespaces that begin with `namespace`.
 
-
-def clear(disk_path: Path, namespace: str | None = None) -> int:
-    """Delete one namespace, or all; the bytes freed. Raises TierError, deleting nothing, where one is in use.
-
-    Only directories that hold what the disk tier writes are touched.
+    Raises TierError, checking nothing, where one of them is in use. checked: told of blocks as they are done.
     """
-    directories = [d for d in rank_directories(disk_path) if namespace in (None, d.parents[1].name)]
+    directories = _within(disk_path, namespace)
+    with _locked(directories):
+        for directory in directories:
+            manifest = load_manifest(directory)
+            blocks, bad = (0, 0) if manifest is None else _verify(directory, manifest, checked)
+            yield Verification(directory, blocks, bad)
+
+
+def clear(disk_path: Path, namespace: str = "") -> int:
+    """Delete the namespaces that begin with `namespace`; the bytes freed.
+
+    Raises TierError, deleting nothing, where one is in use. Only directories that hold what the disk tier writes are
+    touched.
+    """
+    directories = _within(disk_path, namespace)
     freed = 0
-    locks: list[int] = []
-    try:
-        locks.extend(lock_directory(directory) for directory in directories)
+    with _locked(directories):
         for directory in directories:
             freed += sum(f.stat().st_blocks * 512 for f in directory.iterdir() if f.is_file())
             shutil.rmtree(directory)
             for parent in directory.parents[:2]:
                 if not any(parent.iterdir()):
                     parent.rmdir()
+    return freed
+
+
+def _within(disk_path: Path, namespace: str) -> list[Path]:
+    return [d for d in rank_directories(disk_path) if d.parents[1].name.startswith(namespace)]
+
+
+@contextmanager
+def _locked(directories: Sequence[Path]) -> Iterator[None]:
+    """This process owns all of them, or none. Raises TierError naming the holder."""
+    locks: list[int] = []
+    try:
+        locks.extend(lock_directory(directory) for directory in directories)
+        yield
     finally:
         for lock in locks:
             os.close(lock)
-    return freed
+
+
+def _holder(directory: Path) -> int:
+    """The process in the lock file if the kernel lists a lock on that file: asking never disturbs an engine's start."""
+    try:
+        file = (directory / "lock").stat().st_ino
+        locks = LOCKS.read_text().splitlines()
+        holder = (directory / "lock").read_text().strip()
+    except OSError:
+        return 0
+    held = any(
+        words[1] == "FLOCK" and words[5].endswith(f":{file}")
+        for words in map(str.split, locks)
+        if len(words) > 5
+    )
+    return int(holder) if held and holder.isdecimal() else 0
 
 
 def _usage(directory: Path, now: float) -> RankUsage:
@@ -113,10 +144,11 @@ def _usage(directory: Path, now: float) -> RankUsage:
         used=used,
         age=max(now - changed, 0.0),
         readable=manifest is not None,
+        holder=_holder(directory),
     )
 
 
-def _verify(directory: Path, manifest: Manifest) -> tuple[int, int]:
+def _verify(directory: Path, manifest: Manifest, checked: Callable[[int], None]) -> tuple[int, int]:
     groups = tuple(CacheGroup(i, GroupKind.FULL, 1, block) for i, (block, _) in enumerate(manifest.groups))
     arena = HostArena(manifest.slab_bytes, 1, Layout(1, groups))
     bad = 0
@@ -130,6 +162,7 @@ def _verify(directory: Path, manifest: Manifest) -> tuple[int, int]:
                 copies["disk"] = some["slot"]
                 copies["host"] = some["slot"] & (MAX_SLOTS_PER_SLAB - 1)
                 bad += int((native.read(copies, arena.base, arena.space) != Status.OK).sum())
+                checked(len(some))
     finally:
         arena.close()
     return len(records), bad

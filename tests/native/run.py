@@ -1,5 +1,7 @@
 """Native code under sanitizers: every tests/native/*.cpp linked with csrc/*.cpp (without bindings), and run.
 
+The device copy path is part of it: csrc/gpu.cu is compiled as C++ over the simulated runtime.
+
 A driver is a program that returns 0 when all is right. Each is built and run twice: with ASAN + UBSAN and with TSAN.
 `--python` builds the module _C with ASAN + UBSAN in a copy of the tree instead, and runs the Python tests that use it.
 
@@ -22,7 +24,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "native"
 CXX = shlex.split(os.environ.get("CXX", "g++"))
-COMMON = ["-std=c++17", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", "-Wall", "-Wextra", "-Icsrc"]
+COMMON = [
+    "-std=c++17",
+    "-O1",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Icsrc",
+    "-DKVOFFLOAD_SIM",
+]
 MEMORY = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZERS = {"asan": MEMORY, "tsan": ["-fsanitize=thread"]}
 OPTIONS = {
@@ -63,7 +75,7 @@ def compiled(source: Path, folder: Path, flags: list[str]) -> Path:
     target = folder / f"{source.parent.name}-{source.stem}.o"
     inputs = [source, *(ROOT / "csrc").glob("*.h"), *source.parent.glob("*.h"), Path(__file__)]
     if not target.exists() or target.stat().st_mtime < max(p.stat().st_mtime for p in inputs):
-        run([*CXX, *COMMON, *flags, "-c", str(source), "-o", str(target)])
+        run([*CXX, *COMMON, *flags, "-x", "c++", "-c", str(source), "-o", str(target)])
     return target
 
 
@@ -72,7 +84,7 @@ def run_drivers(name: str, drivers: list[Path]) -> None:
     folder = BUILD / name
     folder.mkdir(parents=True, exist_ok=True)
     flags = SANITIZERS[name]
-    core = [p for p in sorted((ROOT / "csrc").glob("*.cpp")) if not p.name.startswith("bind_")]
+    core = [p for p in sorted((ROOT / "csrc").glob("*.c[pu]*")) if not p.name.startswith("bind_")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda p: compiled(p, folder, flags), [*core, *drivers]))
     for driver, mine in zip(drivers, objects[len(core) :], strict=True):
@@ -112,7 +124,14 @@ def run_python(arguments: list[str]) -> None:
     for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, tree / file)
     flags = shlex.join([*MEMORY, "-fno-omit-frame-pointer", "-g", "-O1"])
-    build = {**os.environ, "CFLAGS": flags, "CXXFLAGS": flags, "LDFLAGS": shlex.join(MEMORY)}
+    build = {
+        **os.environ,
+        "KVOFFLOAD_CUDA": "0",
+        "KVOFFLOAD_HIP": "0",
+        "CFLAGS": flags,
+        "CXXFLAGS": flags,
+        "LDFLAGS": shlex.join(MEMORY),
+    }
     run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, env=build)
 
     preload = f"{library('libasan.so')} {library('libstdc++.so')}"

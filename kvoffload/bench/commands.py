@@ -1,0 +1,111 @@
+"""`kvoffload bench`: this machine beside its own limits."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvoffload.arena import available_host_bytes
+from kvoffload.bench.copy import bench_copy
+from kvoffload.bench.disk import bench_disk
+from kvoffload.bench.hash import bench_hash
+from kvoffload.bench.index import SMALL, bench_match
+from kvoffload.bench.planner import bench_planner
+from kvoffload.bench.rows import Row
+from kvoffload.bench.show import table
+from kvoffload.bench.start import bench_start
+from kvoffload.bench.timing import ROUNDS
+from kvoffload.console import Json, bar, show
+from kvoffload.errors import ConfigError
+from kvoffload.units import format_size
+
+app = typer.Typer(
+    no_args_is_help=True, help="Speed of this machine, each figure beside a limit of the same run."
+)
+
+QUICK_ROUNDS = 3
+MOVED, QUICK_MOVED = 256 << 20, 32 << 20
+"""Bytes moved per measurement."""
+
+Quick = Annotated[bool, typer.Option("--quick", help="Smaller and fewer rounds: a look, no result to quote.")]
+Folder = Annotated[
+    Path,
+    typer.Option("--path", metavar="DIR", help="Folder on the disk to measure; 1 GiB is used for a while."),
+]
+
+
+@app.command()
+def index(as_json: Json = False, quick: Quick = False) -> None:
+    """Match, pins, memory and store bookkeeping of planner and index."""
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    sizes = {"sizes": (SMALL,)} if quick else {}
+    _report(
+        "index", chain(bench_match(rounds=rounds, **sizes), bench_planner(rounds=rounds)), rounds, as_json
+    )
+
+
+@app.command("hash")
+def hash_(as_json: Json = False, quick: Quick = False) -> None:
+    """Naming a million tokens, beside a bare loop over the hash library."""
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    _report("hash", bench_hash(100_000 if quick else 1_000_000, rounds=rounds), rounds, as_json)
+
+
+@app.command()
+def copy(as_json: Json = False, quick: Quick = False) -> None:
+    """Gathering pages into slots on the CPU and back, beside memcpy."""
+    rounds, moved = (QUICK_ROUNDS, QUICK_MOVED) if quick else (ROUNDS, MOVED)
+    _need_memory(3 * moved)
+    _report("copy", bench_copy(nbytes=moved, rounds=rounds), rounds, as_json)
+
+
+@app.command()
+def disk(path: Folder = Path(), as_json: Json = False, quick: Quick = False) -> None:
+    """Verified reads and writes of the disk tier beside a raw loop, and how long it takes to open."""
+    rounds, moved = (QUICK_ROUNDS, QUICK_MOVED) if quick else (ROUNDS, MOVED)
+    slots = 10_000 if quick else 100_000
+    _need_folder(path, moved + slots * 4096 + (64 << 20))
+    _need_memory(2 * moved)
+    rows = chain(bench_disk(path, nbytes=moved, rounds=rounds), bench_start(path, slots, rounds))
+    _report(f"disk at {path}", rows, rounds, as_json)
+
+
+def _need_folder(path: Path, nbytes: int) -> None:
+    if not path.is_dir():
+        raise ConfigError(f"--path {path}: no such folder; give one on the disk to be measured")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"--path {path}: this user may not write there; give a folder of your own")
+    room = os.statvfs(path)
+    free = room.f_bavail * room.f_frsize
+    if free < nbytes:
+        raise ConfigError(
+            f"--path {path}: {format_size(nbytes)} are needed and {format_size(free)} are free;"
+            " make room, give another folder, or take --quick"
+        )
+
+
+def _need_memory(nbytes: int) -> None:
+    free = available_host_bytes()
+    if free < nbytes:
+        raise ConfigError(
+            f"{format_size(nbytes)} of memory are needed and {format_size(free)} are free: take --quick"
+        )
+
+
+def _report(name: str, rows: Iterator[Row], rounds: int, as_json: bool) -> None:
+    found: list[Row] = []
+    with bar(f"bench {name}", None) as advance:
+        for row in rows:
+            found.append(row)
+            advance(1)
+    if as_json:
+        body = {"bench": name, "rounds": rounds, "rows": [row.to_dict() for row in found]}
+        typer.echo(json.dumps({**body, "missed": [row.name for row in found if row.met is False]}))
+    else:
+        show(table(f"bench {name}", found, rounds))

@@ -1,0 +1,65 @@
+"""Benchmark rows as a table of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.table import Table
+
+from kvoffload.bench.rows import Row
+
+LEGEND = (
+    "value: median of {rounds} rounds, +-: (highest - lowest) / median. Ours and what stands beside it run in turns"
+    " in the same run. ratio: value / beside. 1x is a bound of the ratio."
+)
+
+
+def table(title: str, rows: Sequence[Row], rounds: int) -> Group:
+    """Rows, what the columns mean, and which targets are missed."""
+    grid = Table(title=title, width=80, padding=(0, 1, 0, 0), box=None, header_style="")
+    for name, right in (
+        ("what", False), ("value", True), ("unit", False), ("+-", True), ("beside", False), ("value", True),
+        ("+-", True), ("ratio", True), ("target", True), ("met", False),
+    ):  # fmt: skip
+        grid.add_column(name, justify="right" if right else "left", no_wrap=name not in ("what", "beside"))
+    previous = ""
+    for row in rows:
+        grid.add_row(*_cells(row, row.name == previous))
+        previous = row.name
+    missed = [
+        f"missed: {row.name}{f' beside {row.beside}' if row.beside else ''}: "
+        f"{_by_how_much(row)}, the target is {row.target}"
+        for row in rows
+        if row.met is False
+    ]
+    return Group(grid, "", LEGEND.format(rounds=rounds), *missed)
+
+
+def _cells(row: Row, again: bool) -> list[str]:
+    limit = row.limit
+    met = {True: "yes", False: "NO", None: ""}[row.met]
+    return [
+        "" if again else row.name,
+        number(row.figure.median),
+        row.unit,
+        f"{row.figure.spread:.0%}" if row.figure.spread else "",
+        row.beside,
+        number(limit.median) if limit else "",
+        f"{limit.spread:.0%}" if limit else "",
+        f"{row.ratio:.2f}" if limit else "",
+        str(row.target or ""),
+        met,
+    ]
+
+
+def _by_how_much(row: Row) -> str:
+    assert row.target is not None
+    return f"{row.ratio:.2f}x" if row.target.of_ratio else f"{number(row.figure.median)} {row.unit}"
+
+
+def number(value: float) -> str:
+    """Three digits that count, and no exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

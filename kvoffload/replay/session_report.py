@@ -1,0 +1,178 @@
+"""Figures of a session replay: latencies, speed, hits by tier and bytes written, beside those of its controls.
+
+What each figure means is in docs/replay.md. Times are virtual seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kvoffload.replay.report import percentile
+from kvoffload.testing.engine import Sequence as Request
+
+PERCENTS = (50, 90, 99)
+BINS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSetup:
+    """What was replayed. Blocks; host None = no limit."""
+
+    trace: str
+    sessions: int
+    window_s: float
+    think: float
+    index_only: bool
+    block_tokens: int
+    block_bytes: int
+    device_blocks: int
+    host_blocks: int | None
+    disk_blocks: int
+    cost: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One run. Tokens unless a name says otherwise; tuples of three are HBM, host, disk.
+
+    hits, made, lost: prompt tokens found by tier, computed, and computed in vain because of a preemption; counted by
+    request, made_total by the engine. ttft, speed: by PERCENTS; speed is answer tokens per second of one user, the
+    slow end (speed[1]: nine in ten are faster). written, loaded: modelled bytes by tier. new_blocks: distinct blocks
+    among the measured requests. per_turn: modelled bytes stored per request, p50 and p90.
+    """
+
+    name: str
+    requests: int
+    seconds: float
+    prompt: int
+    output: int
+    hits: tuple[int, int, int]
+    made: int
+    prefill_s: float
+    ttft: tuple[float, ...]
+    ttft_mean: float
+    speed: tuple[float, ...]
+    moved: Mapping[str, int]
+    stored: Mapping[str, int]
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    preemptions: int = 0
+    failed_loads: int = 0
+    mismatches: int = 0
+    samples: tuple[str, ...] = ()
+    wall_s: float = 0.0
+    ttfts: tuple[float, ...] = ()
+    series: tuple[tuple[float, int, int, int, int], ...] = ()
+
+    @property
+    def output_rate(self) -> float:
+        """Answer tokens per second, all users."""
+        return self.output / self.seconds if self.seconds else 0.0
+
+    @property
+    def total_rate(self) -> float:
+        """Prompt and answer tokens served per second."""
+        return (self.prompt + self.output) / self.seconds if self.seconds else 0.0
+
+    def broken(self) -> list[str]:
+        """Identities that do not hold: hits + computed = prompt tokens, and nothing is negative."""
+        found = []
+        if sum(self.hits) + self.made != self.prompt:
+            found.append(
+                f"{self.name}: hits {sum(self.hits)} + computed {self.made} are not the {self.prompt} prompt tokens"
+            )
+        if min(*self.hits, self.made) < 0:
+            found.append(f"{self.name}: hits {self.hits}, computed {self.made}: negative")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        body = asdict(self)
+        body["hits"] = dict(zip(("hbm", "host", "disk"), self.hits, strict=True))
+        for name in ("ttft", "speed"):
+            body[name] = {f"p{p}": v for p, v in zip(PERCENTS, body[name], strict=True)}
+        return {**body, "output_rate": self.output_rate, "total_rate": self.total_rate}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a run moved in its window. moved: modelled bytes by channel; stored: blocks by tier; dropped by reason."""
+
+    moved: Mapping[str, int]
+    stored: Mapping[str, int]
+    dropped: Mapping[str, int]
+
+
+def figures(name: str, requests: Sequence[Request], seconds: float, written: Written, **more: Any) -> Figures:
+    """The figures of the requests that ended in a window of so many seconds."""
+    hits = [r.hits or (0, 0, 0) for r in requests]
+    ttft = [r.first - r.arrived for r in requests if r.first is not None]
+    speed = [_speed(r) for r in requests if r.output > 1]
+    return Figures(
+        name=name,
+        requests=len(requests),
+        seconds=seconds,
+        prompt=sum(r.prompt for r in requests),
+        output=sum(r.generated for r in requests),
+        hits=(sum(h[0] for h in hits), sum(h[1] for h in hits), sum(h[2] for h in hits)),
+        made=sum(r.prompt_made for r in requests),
+        prefill_s=sum(r.prefill_s for r in requests),
+        ttft=tuple(_rank(ttft, p) for p in PERCENTS),
+        ttft_mean=sum(ttft) / len(ttft) if ttft else 0.0,
+        speed=tuple(_rank([-s for s in speed], p) * -1 for p in PERCENTS),
+        moved=written.moved,
+        stored=written.stored,
+        dropped=written.dropped,
+        ttfts=tuple(round(t, 6) for t in ttft),
+        series=_series(requests),
+        **more,
+    )
+
+
+def _speed(request: Request) -> float:
+    """Answer tokens per second between the first and the last one."""
+    assert request.first is not None
+    assert request.ended is not None
+    return (request.output - 1) / max(request.ended - request.first, 1e-9)
+
+
+def _rank(values: Sequence[float], percent: int) -> float:
+    """The nearest-rank percentile, in whole microseconds."""
+    return percentile([round(v * 1e6) for v in values], percent) / 1e6
+
+
+def _series(requests: Sequence[Request]) -> tuple[tuple[float, int, int, int, int], ...]:
+    """(time of the last, HBM, host, disk, prompt tokens) of equal parts of the requests, in the order they ended."""
+    parts = min(BINS, len(requests))
+    rows = []
+    for part in range(parts):
+        some = requests[len(requests) * part // parts : len(requests) * (part + 1) // parts]
+        hits = [r.hits or (0, 0, 0) for r in some]
+        by_tier = [sum(h[tier] for h in hits) for tier in range(3)]
+        rows.append((some[-1].ended or 0.0, *by_tier, sum(r.prompt for r in some)))
+    return tuple(rows)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReport:
+    """A replay and its controls; the first of `runs` is the replay itself."""
+
+    setup: SessionSetup
+    runs: tuple[Figures, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.broken() and not any(run.mismatches for run in self.runs)
+
+    def broken(self) -> list[str]:
+        """Identities that do not hold, in words."""
+        return [text for run in self.runs for text in run.broken()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, fit for JSON."""
+        return {
+            "setup": asdict(self.setup),
+            "runs": [run.to_dict() for run in self.runs],
+            "broken": self.broken(),
+            "ok": self.ok,
+        }

@@ -1,0 +1,60 @@
+"""A session report as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Group
+from rich.table import Table
+
+from kvoffload.replay.session_report import PERCENTS, Figures, SessionReport
+from kvoffload.replay.show import as_bytes, as_percent
+
+SHORT = {"offload": "offload", "no offload": "none", "infinite": "infinite", "rewrite all": "rewrite"}
+
+
+def session_table(report: SessionReport) -> Group:
+    """The report for people, within 80 columns: the replay and its controls side by side."""
+    setup = report.setup
+    title = f"{setup.sessions} live sessions of {setup.trace}"
+    grid = Table(title=title if len(title) <= 76 else f"{setup.sessions} live sessions", width=78)
+    grid.add_column("virtual time")
+    for run in report.runs:
+        grid.add_column(SHORT[run.name], justify="right")
+    for name, value in _rows():
+        grid.add_row(name, *(value(run) for run in report.runs))
+    sizes = (
+        f"blocks of {setup.block_tokens} tokens: HBM {setup.device_blocks or 'no limit'}, host"
+        f" {'no limit' if setup.host_blocks is None else setup.host_blocks}, disk {setup.disk_blocks};"
+        f" {'index only' if setup.index_only else as_bytes(setup.block_bytes) + ' each really moved'}"
+    )
+    notes = [f"broken: {text}" for text in report.broken()]
+    notes += [f"wrong bytes: {text}" for run in report.runs for text in run.samples]
+    return Group(grid, sizes, *notes)
+
+
+def _rows() -> list[tuple[str, Callable[[Figures], str]]]:
+    rows: list[tuple[str, Callable[[Figures], str]]] = [
+        ("requests", lambda r: f"{r.requests:,}"),
+        ("seconds", lambda r: f"{r.seconds:,.0f}"),
+    ]
+    for tier, name in enumerate(("HBM", "host", "disk")):
+        rows.append((f"hits {name}, % of prompt", lambda r, tier=tier: as_percent(r.hits[tier], r.prompt)))  # type: ignore[misc]
+    rows.append(("computed, % of prompt", lambda r: as_percent(r.made, r.prompt)))
+    rows.append(("prefill, s", lambda r: f"{r.prefill_s:,.1f}"))
+    for place, percent in enumerate(PERCENTS):
+        rows.append((f"TTFT p{percent}, s", lambda r, place=place: f"{r.ttft[place]:.3f}"))  # type: ignore[misc]
+    for place, percent in enumerate(PERCENTS):
+        rows.append((f"tokens/s per user, p{percent}", lambda r, place=place: f"{r.speed[place]:.1f}"))  # type: ignore[misc]
+    rows += [
+        ("answer tokens/s", lambda r: f"{r.output_rate:,.0f}"),
+        ("all tokens/s", lambda r: f"{r.total_rate:,.0f}"),
+        ("stored from device", lambda r: as_bytes(r.moved["out"])),
+        ("loaded to device", lambda r: as_bytes(r.moved["in"])),
+        ("written to disk", lambda r: as_bytes(r.moved["write"])),
+        ("read from disk", lambda r: as_bytes(r.moved["read"])),
+        ("preemptions", lambda r: f"{r.preemptions:,}"),
+        ("wrong blocks", lambda r: f"{r.mismatches:,}"),
+        ("real seconds", lambda r: f"{r.wall_s:.1f}"),
+    ]
+    return rows

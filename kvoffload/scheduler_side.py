@@ -1,0 +1,193 @@
+"""The scheduler's part of a connector over a Planner: what every engine plug-in shares on that side.
+
+It keeps the rules that no engine may break: one token at least is left to compute, only confirmed tokens become
+blocks, a request waits for others' transfers until a deadline and no longer, pages stay until the last job that
+touches them has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvoffload.connector import PREEMPT, EngineRequest, Hit, Loaded, Scheduled, SchedulerConnector, Update
+from kvoffload.inflight import RequestId
+from kvoffload.keys import KeyArray
+from kvoffload.messages import Inventory, JobKind, Outcome, Plans
+from kvoffload.planner import Planner
+from kvoffload.requests import ChainLike, Finished, Match, Pages
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The first keys of a longer chain."""
+
+    keys: KeyArray
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """One request. load: id of its running load. offered: tokens up to which nothing is left to offer.
+
+    waiting: it has been told to wait. since: the step after which it first was, None before that step. patient: it may
+    still be told to.
+    """
+
+    request: EngineRequest
+    load: int = 0
+    start: int = 0
+    offered: int = 0
+    waiting: bool = False
+    since: float | None = None
+    patient: bool = True
+
+
+class PlannerConnector(SchedulerConnector):
+    """Thread: the scheduler's. The planner is this object's from here on; nobody else calls tick or complete."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self._live: dict[RequestId, _Live] = {}
+        self._loads: dict[int, _Live] = {}
+        self._holds: dict[int, set[int]] = {}
+        self._holders: dict[int, list[int]] = {}
+        self._next_hold = 1
+        self._loaded: list[Loaded] = []
+        self._newly_waiting: list[_Live] = []
+        self._now = 0.0
+
+    def attach(self, rank: int, handshake: Inventory) -> None:
+        self.planner.attach(rank, handshake)
+
+    def match(self, request: EngineRequest, computed: int) -> Hit:
+        live = self._known(request)
+        found = self._match(live, computed)
+        tokens = found.boundary - computed
+        disk = min(found.disk * self.planner.layout.base_tokens, tokens)
+        return Hit(tokens, disk, self._wait(live, found))
+
+    def allocated(self, request: EngineRequest, pages: Pages, computed: int, taken: int) -> None:
+        live = self._known(request)
+        live.waiting, live.patient, live.start = False, True, computed
+        found = self._match(live, computed).boundary - computed
+        base, count = self.planner.layout.base_tokens, self.planner.counters.add
+        count("declined", max(0, found - taken) // base)
+        if taken <= 0:
+            return
+        plan = self.planner.load(request.info, self._head(request), computed + taken, pages)
+        count("vanished", max(0, computed + taken - plan.boundary) // base)
+        if plan.id:
+            live.load = plan.id
+            self._loads[plan.id] = live
+        else:
+            self._loaded.append(Loaded(request.info.id, computed))
+
+    def step(self, scheduled: Sequence[Scheduled], now: float) -> Plans:
+        self._now = max(self._now, now)
+        for live in self._newly_waiting:
+            live.since = self._now
+        self._newly_waiting = []
+        for item in scheduled:
+            self._offer(item)
+        return self.planner.tick(self._now)
+
+    def update(self, reports: Iterable[Outcome]) -> Update:
+        freed: list[int] = []
+        for item in self.planner.complete(reports):
+            self._take(item)
+            freed += self._ended(item.id)
+        loaded, self._loaded = tuple(self._loaded), []
+        return Update(loaded, tuple(freed))
+
+    def release(self, request_id: RequestId, reason: str) -> int:
+        live = self._live.get(request_id)
+        if live is not None:
+            self._loads.pop(live.load, None)
+            self._loaded = [x for x in self._loaded if x.request != request_id]
+        if reason != PREEMPT:
+            self._live.pop(request_id, None)
+            return self._hold(self.planner.finish(request_id, reason, self._now))
+        if live is not None:
+            self._live[request_id] = _Live(live.request)
+        return self._hold(self.planner.preempt(request_id))
+
+    def prefetch(self, request: EngineRequest, deadline: float) -> None:
+        live = self._known(request)
+        self._match(live, 0)
+        self.planner.prefetch(request.info, self._head(request), deadline)
+
+    def reset(self) -> bool:
+        self.planner.reset()
+        for live in self._live.values():
+            live.offered = 0
+        return True
+
+    # ---- one request ----
+
+    def _known(self, request: EngineRequest) -> _Live:
+        live = self._live.get(request.info.id)
+        if live is None:
+            live = self._live[request.info.id] = _Live(request)
+        live.request = request
+        return live
+
+    def _head(self, request: EngineRequest) -> ChainLike:
+        """The keys of what may be loaded: the last token is always computed, for its logits."""
+        return _Head(request.chain.keys[: max(0, request.tokens - 1) // self.planner.layout.base_tokens])
+
+    def _match(self, live: _Live, computed: int) -> Match:
+        return self.planner.match(live.request.info, self._head(live.request), computed=computed)
+
+    def _wait(self, live: _Live, found: Match) -> bool:
+        """Whether to ask again later; once the deadline has passed, never again before the request has pages."""
+        if not (found.wait and live.patient):
+            live.waiting = False
+            return False
+        if not live.waiting:
+            live.waiting, live.since = True, None
+            self._newly_waiting.append(live)
+        live.patient = live.since is None or self._now < live.since + self.planner.config.deadline_s
+        return live.patient
+
+    def _offer(self, item: Scheduled) -> None:
+        live, base = self._known(item.request), self.planner.layout.base_tokens
+        limit = item.request.tokens if self.planner.config.store_generated else item.request.prompt
+        ready = min(item.computed, limit, len(item.request.chain.keys) * base) // base * base
+        if ready <= live.offered:
+            return
+        offer = self.planner.offer(item.request.info, item.request.chain, ready, item.pages)
+        live.offered = offer.cursor if offer.blocked else ready
+
+    def _take(self, item: Finished) -> None:
+        live = self._loads.pop(item.id, None)
+        if live is not None:
+            live.load = 0
+            boundary = max(item.boundary, live.start)
+            self._loaded.append(Loaded(live.request.info.id, boundary, item.failed, item.error))
+        elif item.kind is JobKind.STORE and item.failed:
+            for other in self._live.values():
+                other.offered = 0
+
+    # ---- pages of released requests ----
+
+    def _hold(self, jobs: Iterable[int]) -> int:
+        """A hold that ends with the last of these jobs; 0 for none."""
+        waited = set(jobs)
+        if not waited:
+            return 0
+        hold = self._next_hold
+        self._next_hold += 1
+        self._holds[hold] = waited
+        for job in waited:
+            self._holders.setdefault(job, []).append(hold)
+        return hold
+
+    def _ended(self, job: int) -> list[int]:
+        """The holds that this job was the last one of."""
+        freed = []
+        for hold in self._holders.pop(job, ()):
+            self._holds[hold].discard(job)
+            if not self._holds[hold]:
+                del self._holds[hold]
+                freed.append(hold)
+        return freed

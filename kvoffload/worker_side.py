@@ -1,0 +1,47 @@
+"""The worker's part of a connector over a Mover: what every engine plug-in shares on that side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from kvoffload.connector import WorkerConnector
+from kvoffload.layout import Pools
+from kvoffload.messages import Inventory, JobKind, Outcome, Plans
+
+
+class MoverLike(Protocol):
+    """What is needed of a mover."""
+
+    def register(self, pools: Pools) -> Inventory: ...
+    def submit(self, plans: Plans) -> None: ...
+    def poll(self) -> list[Outcome]: ...
+    def close(self) -> None: ...
+
+
+class MoverConnector(WorkerConnector):
+    """Stores go out after the forward, everything else before it. The mover is this object's from here on."""
+
+    def __init__(self, mover: MoverLike) -> None:
+        self._mover = mover
+
+    def register(self, pools: Pools) -> Inventory:
+        return self._mover.register(pools)
+
+    def before_forward(self, metadata: Plans) -> None:
+        early = tuple(job for job in metadata.jobs if job.kind is not JobKind.STORE)
+        plans = replace(metadata, jobs=early)
+        if plans:
+            self._mover.submit(plans)
+
+    def after_forward(self, metadata: Plans) -> None:
+        stores = tuple(job for job in metadata.jobs if job.kind is JobKind.STORE)
+        if stores:
+            self._mover.submit(Plans(stores))
+
+    def poll(self) -> Sequence[Outcome]:
+        return self._mover.poll()
+
+    def close(self) -> None:
+        self._mover.close()
