@@ -36,14 +36,16 @@ class Index:
         host_slots: int = -1,  # exact number of slots over all slabs, -1 = all; one group only
         transit_slots: int = -1,
         disk_slots: int = -1,
-        host_policy: str = "lru",
+        host_policy: str = "lru",  # or rri, rri-keep: csrc/rri.h
         disk_policy: str = "lru",
         disk_admission: int = 1,  # requests that must have used a block before it is queued for disk; 0 = never
         max_pending_writes: int = -1,  # slots that may be pinned by disk writes; -1 = a quarter of the host slots
     ) -> None: ...
 
     # Segments. A request opens one; everything it touches joins it, in the order of positions.
-    def open_segment(self, now: float) -> int: ...
+    def open_segment(self, now: float, stream: int = 0) -> int:
+        """`stream`: 64 bits that name the agent that asks, the same for each of its requests; 0 = unknown."""
+
     def close_segment(self, segment: int, reason: int, now: float) -> None:
         """The request has ended; the segment lives on as long as it has blocks. Ids are reused afterwards."""
 
@@ -106,6 +108,8 @@ class Index:
     def pending_writes(self) -> tuple[int, int]:
         """(queued and not pinned, pinned by running writes and waiting transit slots)."""
     def counters(self) -> dict[str, int]: ...
+    def policy(self, tier: int) -> dict[str, Any]:
+        """What the tier's policy has learned and how much memory that takes; no classes where it does not learn."""
     def changes(self, stamp: int) -> tuple[int, NDArray[np.void] | None]:
         """(new stamp, CHANGE_DTYPE rows since `stamp`, None if they are no longer all there)."""
     def memory_bytes(self) -> int: ...
