@@ -11,6 +11,7 @@
 #include "bind.h"
 #include "index.h"
 #include "match.h"
+#include "plain_table.h"
 
 namespace py = pybind11;
 
@@ -262,6 +263,13 @@ py::array_t<T> vector_array(const std::vector<T>& v) {
     return py::array_t<T>(static_cast<py::ssize_t>(v.size()), v.data());
 }
 
+py::tuple plain_table_ns(const py::object& keys, int repeats) {
+    const py::array k = as_array(keys, "keys");
+    const Chain chain = chain_of(k);
+    const PlainTableTimes t = time_plain_table(chain.keys, chain.blocks, repeats);
+    return py::make_tuple(t.insert, t.find, t.pin);
+}
+
 void bind_index_class(py::module_& m) {
     using namespace py::literals;
     py::class_<Index>(m, "Index")
@@ -313,6 +321,7 @@ void bind_index_class(py::module_& m) {
 void bind_index(py::module_& m) {
     using namespace py::literals;
     bind_index_class(m);
+    m.def("plain_table_ns", &plain_table_ns, "keys"_a, "repeats"_a);
     py::class_<Matcher>(m, "Matcher")
         .def(py::init<const Index&>(), "index"_a, py::keep_alive<1, 2>())
         .def("update", &update, "keys"_a, "computed"_a)

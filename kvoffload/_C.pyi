@@ -98,18 +98,26 @@ class Index:
         """Nothing in the tier is visible any more; slots of running jobs come back when these end."""
     def set_online(self, tier: int, online: bool) -> None:
         """An offline tier answers nothing and takes nothing; its blocks come back with it."""
-    def usage(self, tier: int) -> dict[str, Any]: ...
-    def transit_free(self) -> int: ...
+    def usage(self, tier: int) -> dict[str, Any]:
+        """{"slabs_unowned": n, "groups": [{capacity_slots, used, pinned, pending, free, slabs}]}, by group.
+
+        capacity_slots: if the group owned every slab; free: in the slabs it owns; pending: on the way into the tier.
+        """
+    def transit_free(self) -> int:
+        """Transit slots that can be taken now; with several groups counted for the smallest number per slab."""
     def pending_writes(self) -> tuple[int, int]:
         """(queued and not pinned, pinned by running writes and waiting transit slots)."""
-    def counters(self) -> dict[str, int]: ...
+    def counters(self) -> dict[str, int]:
+        """evicted_host, evicted_disk, stored_host, stored_disk, promoted, dropped_disk_backlog, dropped_disk_full,
+        store_failed, write_failed, read_failed, slabs_moved; never go down (csrc/index.h Counters)."""
     def changes(self, stamp: int) -> tuple[int, NDArray[np.void] | None]:
-        """(new stamp, CHANGE_DTYPE rows since `stamp`, None if they are no longer all there)."""
+        """(new stamp, rows of kvoffload.index.CHANGE_DTYPE since `stamp`; None if they are no longer all there, or
+        more changed at once than rows tell: reset, restore, set_online)."""
     def memory_bytes(self) -> int: ...
     def check_integrity(self) -> None:
         """Walks everything; raises RuntimeError naming the first invariant that does not hold."""
     def entries(self) -> NDArray[np.void]:
-        """All visible entries in eviction order per segment, for tests: (group, key, host, disk, segment, depth, flags, pins)."""
+        """Rows of kvoffload.index.ENTRY_DTYPE, for tests: segments from the least recent one, each from its end."""
 
 class Matcher:
     """What of one chain is restorable, kept up to date as the index changes."""
@@ -126,3 +134,6 @@ class Matcher:
         """All restorable boundaries of the last update in tokens, increasing, without 0."""
     def codes(self, group: int) -> NDArray[np.uint8]:
         """Per block: 1 host, 2 disk, 4 pending, 8 loading, or-ed; 0 = absent."""
+
+def plain_table_ns(keys: KeyArray, repeats: int) -> tuple[list[float], list[float], list[float]]:
+    """A plain hash table on the same keys, in ns per key by repetition: (insert, find, pin + unpin)."""

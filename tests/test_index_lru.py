@@ -47,7 +47,11 @@ class Lru:
 
 def name(x):
     """16 bytes of a block id."""
-    return int(x).to_bytes(16, "little") if isinstance(x, int) else hashlib.sha256(repr(x).encode()).digest()[:16]
+    return (
+        int(x).to_bytes(16, "little")
+        if isinstance(x, int)
+        else hashlib.sha256(repr(x).encode()).digest()[:16]
+    )
 
 
 class Replay:
@@ -139,7 +143,9 @@ def test_hits_and_stores_are_all_blocks():
         assert replay.host_hits + replay.host_stores == replay.total
 
 
-@pytest.mark.parametrize(("host", "disk", "transit"), [(14, 30, 0), (14, 14, 0), (3, 20, 2), (1, 16, 1), (5, 60, 3)])
+@pytest.mark.parametrize(
+    ("host", "disk", "transit"), [(14, 30, 0), (14, 14, 0), (3, 20, 2), (1, 16, 1), (5, 60, 3)]
+)
 def test_two_tiers_are_two_lrus(host, disk, transit):
     """Host hits are those of LRU(host), both tiers' those of LRU(disk), also where requests are longer than host."""
     for seed in SEEDS:
