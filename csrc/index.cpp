@@ -294,6 +294,7 @@ void Index::doom(std::uint32_t id) {
         if (was & valid_bit(t)) log(e, kRemoved, t);
     }
     if ((was & (kHostValid | kDiskValid)) == 0) log(e, kMarked, kHost);
+    if (was & kWantDisk) --wanted_;
     order_.bury(id);
 }
 
@@ -316,7 +317,7 @@ void Index::release_entry(std::uint32_t id) {
     }
     pool_.retire(id);
     if (e.has(kWantDisk)) {  // its place in the queue gives the id back
-        --wanted_;
+        wanted_ -= e.has(kDoomed) ? 0 : 1;
     } else {
         pool_.recycle(id);
     }

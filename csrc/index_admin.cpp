@@ -284,7 +284,7 @@ void Index::check_counts() const {
             pinned[t][e.group] += e.pins != 0 && e.slot[t] >= 0 ? 1 : 0;
             busy[t][e.group] += e.has(busy_bit(t)) ? 1 : 0;
         }
-        wanted += e.has(kWantDisk) ? 1 : 0;
+        wanted += e.has(kWantDisk) && !e.has(kDoomed) ? 1 : 0;
         writing += e.has(kDiskBusy) ? 1 : 0;
     }
     for (int t = 0; t < kTiers; ++t) {
@@ -293,7 +293,11 @@ void Index::check_counts() const {
     }
     expect(wanted == wanted_ && writing == writing_, "writes are miscounted", wanted);
     std::uint64_t places = 0;
-    for (const std::uint32_t id : queue_) places += pool_[id].in_use() && pool_[id].has(kWantDisk) ? 1 : 0;
+    for (const std::uint32_t id : queue_) {
+        const Entry& e = pool_[id];
+        expect(e.has(kWantDisk), "an entry in the write queue does not want disk", id);
+        places += e.in_use() && !e.has(kDoomed) ? 1 : 0;
+    }
     expect(places == wanted, "the write queue misses an entry or has it twice", places);
 }
 

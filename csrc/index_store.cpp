@@ -212,8 +212,9 @@ std::uint32_t Index::pop_write() {
             continue;
         }
         e.flags &= static_cast<std::uint8_t>(~kWantDisk);
+        if (e.has(kDoomed)) continue;
         --wanted_;
-        if (!e.has(kDoomed)) return id;
+        return id;
     }
     return kNone;
 }
