@@ -105,6 +105,8 @@ class Loads:
         self._fresh.append(load)
         state.jobs.add(load.id)
         self._burst(load)
+        if not load.running and load.rest is None:  # nothing was begun: it ends with the next step
+            self._short.append(load)
         return LoadPlan(load.id, boundary, load.blocks, 0)
 
     def postpone(self, seconds: float) -> None:

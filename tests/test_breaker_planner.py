@@ -115,6 +115,18 @@ def test_a_report_counts_for_its_rank_only_once_also_after_a_retry() -> None:
     assert planner.pinned() == 0
 
 
+def test_a_load_of_which_nothing_could_begin_ends() -> None:
+    """The engine gives no page, or another group holds all of transit: the load finishes with the next step."""
+    planner, chain = on_disk()
+    request = RequestInfo("r")
+    planner.match(request, chain)
+    plan = planner.load(request, chain, 64, [np.empty(0, np.int32)])
+    planner.tick(0.0)
+    assert [(f.id, f.request, f.boundary) for f in planner.complete([])] == [(plan.id, "r", 64)]
+    assert planner.idle
+    assert planner.finish("r", "end_turn", 0.0) == ()
+
+
 def test_the_store_of_an_ended_request_is_not_told_to_its_namesake() -> None:
     """A request ends while its store runs, and its id is used again: the store finishes for nobody."""
     planner = Planner(one_group(), Config())
