@@ -6,7 +6,6 @@ owns a Planner. Until every rank has attached, everything is a miss.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from kvoffload.agreement import agree, common_records
 from kvoffload.config import Config
 from kvoffload.errors import LayoutError
 from kvoffload.index import Index
-from kvoffload.inflight import InFlight, RequestId, Running
+from kvoffload.inflight import InFlight, LateJobs, RequestId, Running
 from kvoffload.layout import Layout
 from kvoffload.live import LiveRequests, newly_produced, restorable
 from kvoffload.loads import Loads
@@ -30,8 +29,6 @@ from kvoffload.requests import (
 )
 from kvoffload.stats import Counters, Stats
 from kvoffload.stores import Stores, WriteBudget
-
-log = logging.getLogger(__name__)
 
 HOST, DISK = 0, 1
 
@@ -71,6 +68,7 @@ class Planner:
         self._inventories: dict[int, Inventory] = {}
         self.requests = LiveRequests(layout)
         self._inflight = InFlight(ranks)
+        self._late = LateJobs()
         self._cancels: list[int] = []
         self._finished: list[Finished] = []
         self._geometry: Geometry | None = None
@@ -203,7 +201,7 @@ class Planner:
         until the device confirms, since its pages are being read."""
         tiers.index.expire(running.copies)
         self.counters.add("overdue")
-        log.warning(running.late(self.layout, self._now))
+        self._late.name(running, self.layout, self._now)
         if running.load:
             tiers.loads.overdue(running)
         if running.job.kind is not JobKind.STORE:
