@@ -19,7 +19,13 @@ LAYOUTS = (
     ((0, 2, 0), (1, 1, 2), (2, 4, 0)),
 )
 BLOCKS = 12
-TREE = ((0,) * BLOCKS, (0, 0, 0, 0, 1) + (0,) * 7, (0, 0, 1) + (0,) * 9, (1,) * BLOCKS, (1, 1, 1, 1, 1, 1, 0) + (1,) * 5)
+TREE = (
+    (0,) * BLOCKS,
+    (0, 0, 0, 0, 1) + (0,) * 7,
+    (0, 0, 1) + (0,) * 9,
+    (1,) * BLOCKS,
+    (1, 1, 1, 1, 1, 1, 0) + (1,) * 5,
+)
 PATHS = st.builds(lambda path, cut: path[: BLOCKS - cut], st.sampled_from(TREE), st.integers(0, BLOCKS - 1))
 
 
