@@ -12,8 +12,8 @@ import pytest
 
 from kvoffload.chunks import load_chunks
 from kvoffload.config import Config
-from kvoffload.copying.cpu import CpuCopyEngine
 from kvoffload.copying.base import Direction
+from kvoffload.copying.cpu import CpuCopyEngine
 from kvoffload.errors import ConfigError
 from kvoffload.local import Local
 from kvoffload.messages import Copies, CopyFlag, Job, JobKind, Plans, Status
@@ -149,7 +149,7 @@ def test_a_load_that_breaks_ends_after_its_running_device_copies() -> None:
                 Job(
                     1,
                     JobKind.LOAD,
-                    bench.load([i for i in range(8)] + [1 << 16 | i for i in range(8)], CopyFlag.READ),
+                    bench.load(list(range(8)) + [1 << 16 | i for i in range(8)], CopyFlag.READ),
                 ),
             )
         )
@@ -186,7 +186,8 @@ def test_a_cancelled_job_behind_a_stuck_read_ends_at_once() -> None:
     jobs = [Job(n, JobKind.LOAD, bench.load([3 * n, 3 * n + 1][:2], CopyFlag.READ)) for n in (0, 1)]
     jobs = [Job(n + 1, j.kind, j.copies) for n, j in enumerate(jobs)]
     bench.mover.submit(Plans((*jobs, Job(3, JobKind.LOAD, bench.load([1 << 16], CopyFlag.READ)))))
-    assert gate.arrived() and gate.arrived()
+    assert gate.arrived()
+    assert gate.arrived()
     bench.mover.submit(Plans((), (3, 3, 99)))
     bench.mover.submit(Plans((), (3,)))
     (outcome,) = bench.mover.poll()
@@ -235,7 +236,8 @@ def test_a_reset_that_fails_is_said(
     with caplog.at_level(logging.WARNING):
         bench.mover.submit(Plans(reset_disk=True))
         bench.mover.close()
-    assert "rank 0" in caplog.text and "no space for the manifest" in caplog.text
+    assert "rank 0" in caplog.text
+    assert "no space for the manifest" in caplog.text
 
 
 def test_a_mover_that_cannot_be_made_leaves_the_disk_unlocked(tmp_path: Path) -> None:

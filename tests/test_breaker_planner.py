@@ -13,6 +13,7 @@ from kvoffload.config import Config
 from kvoffload.errors import TierError
 from kvoffload.index import Index
 from kvoffload.inflight import InFlight
+from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import (
     COPY_DTYPE,
     RECORD_DTYPE,
@@ -29,7 +30,7 @@ from kvoffload.messages import (
 from kvoffload.mover import NullMover
 from kvoffload.planner import ExactSlots, Planner
 from kvoffload.requests import RequestInfo
-from kvoffload.testing.faults import Gated, Op
+from kvoffload.testing.faults import Failing, Gated, Op
 from kvoffload.testing.rig import Keys, Rig, Sizes, one_group
 
 
@@ -125,6 +126,48 @@ def test_a_load_of_which_nothing_could_begin_ends() -> None:
     assert [(f.id, f.request, f.boundary) for f in planner.complete([])] == [(plan.id, "r", 64)]
     assert planner.idle
     assert planner.finish("r", "end_turn", 0.0) == ()
+
+
+def test_a_gone_request_begins_no_further_burst(tmp_path: Path) -> None:
+    """The fifth load of a chain longer than host waits for transit and is aborted: no page of its rest is written."""
+    gate = Gated([Op.TO_DEVICE])
+    with Rig(Sizes(host=1, transit=1, disk=16), path=tmp_path, copy_faults=[gate]) as rig:
+        chain = Keys.of(ids(40))
+        rig.store(chain)
+        rig.wipe()
+        infos, plans = [rig.info() for _ in range(5)], []
+        for number, info in enumerate(infos):
+            found = rig.planner.match(info, chain)
+            plans.append(rig.planner.load(info, chain, found.boundary, rig.pages(chain, 40 * number)))
+        assert plans[0].blocks == 40
+        assert 0 < plans[4].blocks < 40
+        rig.local.step()
+        assert plans[4].id in rig.planner.finish(infos[4].id, "abort", 0.0)
+        gate.release()
+        finished = {f.id: f for f in rig.local.drain()}
+        assert finished[plans[4].id].request is None
+        assert [finished[p.id].boundary for p in plans[:4]] == [640] * 4
+        assert rig.memory[0].arrays[0][0][160:200].any(axis=1).sum() == plans[4].blocks
+        rig.check()
+
+
+def test_a_failed_store_is_offered_again_in_every_group() -> None:
+    """All copies of a first store fail: the next offer names the same blocks, in groups of 1, 2 and 3 base blocks."""
+    groups = tuple(CacheGroup(g, GroupKind.FULL, 16 * (g + 1), 4096, layers=("a",)) for g in range(3))
+    fault = Failing(calls={1}, ops=[Op.TO_HOST])
+    with Rig(layout=Layout(16, groups), copy_faults=[fault]) as rig:
+        chain = Keys.of(ids(12))
+        info, pages = rig.info(), rig.pages(chain)
+        rig.paint(chain, pages)
+        assert rig.planner.offer(info, chain, 96, pages).blocks == 6 + 3 + 2
+        (finished,) = rig.local.drain()
+        assert finished.failed == 11
+        assert rig.planner.offer(info, chain, 192, pages).blocks == 12 + 6 + 4
+        rig.local.drain()
+        rig.planner.finish(info.id, "end_turn", 0.0)
+        assert rig.load(chain)[2] == 0
+        assert rig.match(chain).boundary == 192
+        rig.check()
 
 
 def test_the_store_of_an_ended_request_is_not_told_to_its_namesake() -> None:
@@ -272,13 +315,14 @@ def test_every_message_survives_its_encoding() -> None:
             assert type(again) is type(message)
             assert encode(again) == data
             if isinstance(again, Job):
-                assert again.copies.dtype == COPY_DTYPE and again.copies.flags.writeable
+                assert again.copies.dtype == COPY_DTYPE
+                assert again.copies.flags.writeable
 
 
 def test_data_of_another_kind_is_a_value_error() -> None:
     """Truncated, foreign and half-right data: ValueError, never another exception or a value of another type."""
     good = [encode(m) for m in _messages(random.Random(1))]  # type: ignore[arg-type]
-    foreign = [
+    foreign: list[object] = [
         5,
         None,
         [],
@@ -298,5 +342,5 @@ def test_data_of_another_kind_is_a_value_error() -> None:
     bad = [b"", b"\xc1", *(msgpack.packb(f) for f in foreign)]
     bad += [data[:cut] for data in good for cut in range(0, len(data), 7)] + [data + b"\x00" for data in good]
     for data in bad:
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"\w"):
             decode(data)
