@@ -170,6 +170,21 @@ def test_a_failed_store_is_offered_again_in_every_group() -> None:
         rig.check()
 
 
+def test_a_preempted_request_loads_from_its_start() -> None:
+    """What was computed before a preemption is gone: without another match a load covers all of the prefix."""
+    with Rig() as rig:
+        chain = Keys.of(ids(8))
+        rig.store(chain)
+        rig.wipe()
+        info, pages = rig.info(), rig.pages(chain, 64)
+        rig.planner.match(info, chain, computed=64)
+        assert rig.planner.preempt(info.id) == ()
+        assert rig.planner.load(info, chain, 128, pages).blocks == 8
+        rig.local.drain()
+        assert rig.mismatches(chain, pages, 0, 8) == 0
+        rig.planner.finish(info.id, "end_turn", 0.0)
+
+
 def test_the_store_of_an_ended_request_is_not_told_to_its_namesake() -> None:
     """A request ends while its store runs, and its id is used again: the store finishes for nobody."""
     planner = Planner(one_group(), Config())
