@@ -110,12 +110,12 @@ class Mover:
     def submit(self, plans: Plans, events: Mapping[int, object] | None = None) -> None:
         """Start every job of the plans. events: by job id, the device event after which its copies may start (a
         store: its producer; a load: the last reader of its pages); None on a device without streams."""
-        for job_id in plans.cancels:
-            self._cancel(job_id)
         if plans.reset_disk and self._tier is not None:
             self._writes.submit(self._guard(None, self._reset))
         for job in plans.jobs:
             self._submit(job, (events or {}).get(job.id))
+        for job_id in plans.cancels:  # a job may be sent with its cancel: its deadline has passed already
+            self._cancel(job_id)
 
     def _submit(self, job: Job, event: object) -> None:
         lacking = self._lacks[job.copies["group"]]

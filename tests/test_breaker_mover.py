@@ -294,7 +294,9 @@ def _staged(first: int, second: int) -> Layout:
     )
 
 
-@pytest.mark.parametrize("sizes", [((8192, 0), (0, 4096)), ((8192, 4096), (0, 4096)), ((8192, 0), (8192, 4096))])
+@pytest.mark.parametrize(
+    "sizes", [((8192, 0), (0, 4096)), ((8192, 4096), (0, 4096)), ((8192, 0), (8192, 4096))]
+)
 def test_ranks_that_lack_a_group_are_left_out_of_it(
     tmp_path: Path, sizes: tuple[tuple[int, int], tuple[int, int]]
 ) -> None:
@@ -306,7 +308,9 @@ def test_ranks_that_lack_a_group_are_left_out_of_it(
         planner, movers = Planner(whole, Config(), ranks=2), []
         for rank, (first, second) in enumerate(sizes):
             layout = _staged(first, second)
-            pools = tuple(p if g.block_bytes else () for p, g in zip(memory[rank].pools, layout.groups, strict=True))
+            pools = tuple(
+                p if g.block_bytes else () for p, g in zip(memory[rank].pools, layout.groups, strict=True)
+            )
             tier = DiskTier(tmp_path / str(rank), layout, SLAB, 2, NAMESPACE)
             movers.append(Mover(rank, layout, Slabs(SLAB, 2, 1, 2), CpuCopyEngine(), tier))
             planner.attach(rank, movers[-1].register(pools))

@@ -305,6 +305,19 @@ def test_unsent_jobs_can_be_taken_back_by_kind() -> None:
     assert [r.job.id for r in inflight.expired(2.0)] == [sent.job.id, store.job.id]
 
 
+def test_deadlines_of_ended_jobs_do_not_pile_up() -> None:
+    """10,000 jobs end long before their deadlines: what is remembered stays small."""
+    inflight, empty = InFlight(1), np.empty(0, COPY_DTYPE)
+    for number in range(10_000):
+        running = inflight.add(JobKind.WRITE, empty, 1e9)
+        assert inflight.report(Outcome(running.job.id, 0)) is None, "not sent yet"
+        inflight.take_unsent(0.0)
+        assert inflight.report(Outcome(running.job.id, 0)) is running
+        if number % 10 == 0:
+            assert inflight.expired(0.0) == []
+    assert len(inflight._deadlines) <= 80
+
+
 def _messages(chance: random.Random) -> list[object]:
     n = chance.randrange(4)
     copies = np.frombuffer(chance.randbytes(n * COPY_DTYPE.itemsize), COPY_DTYPE).copy()
