@@ -1,8 +1,9 @@
 // Copies of blocks between device pages that the CPU can address and host slots.
 //
 // A block of group g is, in its slot, the pages of the group's regions one after the other, in region order.
-// Thread: several threads may call, each with handles of its own; copies run on the copier's own threads. Lifetime: pages and slots must outlive
-// the copier; the array given to `submit` must live, unchanged, until its handle has ended.
+// Thread: several threads may call, each with handles of its own; copies run on the copier's own threads.
+// Lifetime: pages and slots must outlive the copier; the array given to `submit` must live, unchanged, until
+// its handle has ended.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ pins buffers in the other half."""
 MAX_ADMISSION = 15
 """The index counts no more touches of a block (csrc/entry_pool.h, kMaxTouches)."""
 
-POLICIES = ("lru",)
+POLICIES = ("lru", "rri", "rri-keep")
 COPY_MODES = ("auto", "staged", "dma", "kernel")
 RETENTIONS = ("boundaries", "dense", "every N")
 
@@ -47,7 +47,8 @@ class Config:
     hash: sha256 by default, safe where tenants are mixed; xxh3_128 is faster and for one trusted tenant.
     retention: window blocks worth storing; `boundaries` by default, the few from which a sequence is resumed.
     store_generated: also store blocks that the model wrote; on by default, agents send them back next turn.
-    host_policy, disk_policy: which segment is given up first; tail-first LRU by default, the one with no tuning.
+    host_policy, disk_policy: which segment is given up first; lru (tail-first) by default, rri learns what comes
+        back and refuses what is worth less than all that is there, rri-keep orders like it and refuses nothing.
     disk_admission: the touch at which a block is written: 1 = the first (default, every block survives a restart),
         2 = the second (spares a disk from prompts seen once).
     disk_write_budget: bytes per hour that may be written, None = no bound: the wear that is right is the owner's.

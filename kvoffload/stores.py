@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kvoffload.index import Index
+from kvoffload.index import Index, IndexTier
 from kvoffload.inflight import InFlight, RequestId, Running
 from kvoffload.layout import Layout
 from kvoffload.messages import Copies, CopyFlag, JobKind, Status
@@ -77,6 +77,7 @@ class Stores:
         self._ranks = ranks
         self._sizes = tuple(0 if g.transient else g.tokens_per_block for g in layout.groups)
         self._largest = max(1, *(g.block_bytes for g in layout.groups))
+        self._has_disk = any(row["capacity_slots"] for row in index.usage(IndexTier.DISK)["groups"])
 
     def offer(self, state: RequestState, computed: int, pages: Pages, deadline: float) -> Offer:
         """Store what is new of tokens [0, computed). REQUIRES: the chain has the keys of all full blocks of it."""
@@ -101,6 +102,8 @@ class Stores:
 
     def plan_writes(self, now: float, deadline: float) -> None:
         """Start as many writes as pins and budget allow, oldest first."""
+        if not self._has_disk:
+            return
         self._budget.refill(now)
         while limit := self._budget.blocks(self._largest):
             copies = self._index.next_writes(limit)

@@ -27,8 +27,10 @@ class GatedMover(LateMover):
 
 
 def request(number, prompt, output=1, *, text=1, size=16):
-    """A request over a text that its number names, as long as prompt and answer."""
-    return Sequence(RequestInfo(number), random_keys((prompt + output) // size, text), size, prompt, output)
+    """A request over the text `text`, as long as prompt and answer. Its id is none of a Rig's."""
+    return Sequence(
+        RequestInfo(f"request {number}"), random_keys((prompt + output) // size, text), size, prompt, output
+    )
 
 
 def counting_engine(*, pages, host=4000, size=16, limits=None, config=None):

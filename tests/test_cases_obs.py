@@ -67,7 +67,7 @@ def test_OBS_06_declined_loads_are_not_credited():
     seq, pages = request(2, 161), [np.arange(11, dtype=np.int32)]
     assert engine.scheduler.match(seq, 0).tokens == 160
     engine.scheduler.allocated(seq, pages, 0, 96)
-    assert [(item.request, item.boundary) for item in feed(engine)] == [(2, 96)]
+    assert [(item.request, item.boundary) for item in feed(engine)] == [("request 2", 96)]
     totals = planner.stats().totals
     assert [totals[n] for n in ("matched_host", "loaded_host", "used", "declined", "vanished")] == [
         10,
@@ -88,7 +88,7 @@ def test_OBS_06_what_vanished_is_not_credited():
     planner.reset(["host"])
     engine.scheduler.allocated(seq, pages, 0, 160)
     update = engine.scheduler.update([])
-    assert [(item.request, item.boundary) for item in update.loaded] == [(2, 0)]
+    assert [(item.request, item.boundary) for item in update.loaded] == [("request 2", 0)]
     totals = planner.stats().totals
     assert [totals[n] for n in ("matched_host", "loaded_host", "used", "declined", "vanished")] == [
         10,

@@ -47,7 +47,9 @@ def test_what_is_named_exists():
 
 def test_messages_that_are_explained_are_in_the_code():
     """The fixed words of each message in the table stand in a source, so an operator who searches finds them."""
-    rows = re.findall(r"^\| `(.+?)` \|", text("operating-disk.md").partition("## What messages mean")[2], re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(.+?)` \|", text("operating-disk.md").partition("## What messages mean")[2], re.MULTILINE
+    )
     sources = " ".join(p.read_text() for p in (DOCS.parent / "kvoffload").rglob("*.py"))
     joined = re.sub(r'"\s*\n\s*f?"', "", sources)
     for row in rows:

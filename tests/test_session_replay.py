@@ -69,7 +69,7 @@ def test_a_background_agent_is_not_waited_for():
 
 
 def test_primers_are_the_last_turns_of_active_agents():
-    """Cut before the last turns of main and of one sub-agent: the turn before it of each, none of an agent that ended."""
+    """Cut before the last turns of main and of one sub-agent: the turn before it of each, none of an ended agent."""
     turns = [
         ask("main", 0, 1, 0),
         ask("a", 2, 1, 1),
@@ -92,8 +92,8 @@ def extends(first, second):
 def test_keys_of_another_play_are_others(trace):
     """A session that is played again shares no block with its first play; keys extend from turn to turn."""
     maker = KeyMaker(trace)
-    mains = [turn for turn in trees_of(trace)[0].turns if turn.request.agent == "main"]
-    first, second = next((a, b) for a, b in pairwise(mains) if extends(a.request, b.request))
+    turns = [turn for tree in trees_of(trace) for turn in tree.turns]
+    first, second = next((a, b) for a, b in pairwise(turns) if extends(a.request, b.request))
     keys, later = maker.keys(first.request, 0), maker.keys(second.request, 0)
 
     assert (keys == later[: len(keys)]).all()
