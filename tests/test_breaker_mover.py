@@ -23,7 +23,7 @@ from kvoffload.planner import Planner
 from kvoffload.requests import RequestInfo
 from kvoffload.sizing import Slabs
 from kvoffload.testing.blocks import make_copies, make_key
-from kvoffload.testing.faults import Fault, FaultyEngine, FaultyTier, Gated, Op
+from kvoffload.testing.faults import Failing, Fault, FaultyEngine, FaultyTier, Gated, Op
 from kvoffload.testing.paint import paint, verify
 from kvoffload.testing.pool import PageMemory
 from kvoffload.testing.rig import BLOCK_BYTES, NAMESPACE, Keys, Rig, Sizes, one_group
@@ -180,6 +180,20 @@ def test_a_copy_engine_that_refuses_a_job_does_not_reach_the_engine(kind: JobKin
     assert outcome.status is not None
     assert outcome.status.tolist() == [Status.COPY_FAILED] * 3
     assert "planted" in outcome.error
+    bench.mover.close()
+
+
+def test_a_device_copy_that_fails_after_its_read_is_told() -> None:
+    """Of blocks read from disk two do not reach the device: exactly these are COPY_FAILED, the others are right."""
+    bench = Bench(copies=(fault := Failing(ops=[Op.TO_DEVICE]),))
+    fault.keys = {bench.keys[n].tobytes() for n in (1, 9)}
+    hosts = [2 << 16 | n % 4 for n in range(12)]
+    bench.mover.submit(Plans((Job(1, JobKind.LOAD, bench.load(hosts)),)))
+    assert bench.mover.wait([1], 30.0)
+    (outcome,) = bench.mover.poll()
+    assert outcome.status is not None
+    assert outcome.status.tolist() == [Status.COPY_FAILED if n in (1, 9) else 0 for n in range(12)]
+    assert bench.wrong(12) == 2
     bench.mover.close()
 
 

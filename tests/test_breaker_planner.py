@@ -305,6 +305,20 @@ def test_unsent_jobs_can_be_taken_back_by_kind() -> None:
     assert [r.job.id for r in inflight.expired(2.0)] == [sent.job.id, store.job.id]
 
 
+def test_a_block_in_another_slot_on_another_rank_is_not_restored() -> None:
+    """After a start only what lies in the same slot, under the same key and group, on every rank is visible."""
+    chain = Keys.of(ids(4))
+    records = np.zeros(4, RECORD_DTYPE)
+    records["key"], records["slot"], records["depth"], records["seq"] = chain.keys, range(4), range(4), 7
+    moved = records.copy()
+    moved["slot"][2:] = [3, 2]
+    planner = Planner(one_group(), Config(), ranks=2)
+    planner.attach(0, Inventory((8,), 1, 1, 1, records))
+    planner.attach(1, Inventory((8,), 1, 1, 1, moved))
+    assert planner.match(RequestInfo(1), chain).disk == 2
+    planner.check_integrity()
+
+
 def test_deadlines_of_ended_jobs_do_not_pile_up() -> None:
     """10,000 jobs end long before their deadlines: what is remembered stays small."""
     inflight, empty = InFlight(1), np.empty(0, COPY_DTYPE)
