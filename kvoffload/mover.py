@@ -17,6 +17,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvoffload.arena import HostArena
 from kvoffload.chunks import chunks, load_chunks, share_slots
@@ -79,6 +80,8 @@ class Mover:
         self._copier = copier
         self._tier = tier
         self._chunk = max(1, chunk_bytes // max(1, *(g.slot_bytes for g in layout.groups)))
+        self._lacks = np.array([g.block_bytes == 0 for g in layout.groups])
+        self._present: dict[int, NDArray[np.bool_]] = {}  # by job that was sent in part: which copies
         self._copying: list[_Copying] = []
         self._tasks: dict[int, _Task] = {}
         self._cancelled: set[int] = set()
@@ -100,20 +103,28 @@ class Mover:
             self._slabs.host,
             self._slabs.transit,
             0 if self._tier is None else self._tier.slabs,
+            lacks=tuple(np.flatnonzero(self._lacks).tolist()),
             **records,
         )
 
     def submit(self, plans: Plans, events: Mapping[int, object] | None = None) -> None:
         """Start every job of the plans. events: by job id, the device event after which its copies may start (a
         store: its producer; a load: the last reader of its pages); None on a device without streams."""
-        for job_id in plans.cancels:
-            self._cancel(job_id)
         if plans.reset_disk and self._tier is not None:
             self._writes.submit(self._guard(None, self._reset))
         for job in plans.jobs:
             self._submit(job, (events or {}).get(job.id))
+        for job_id in plans.cancels:  # a job may be sent with its cancel: its deadline has passed already
+            self._cancel(job_id)
 
     def _submit(self, job: Job, event: object) -> None:
+        lacking = self._lacks[job.copies["group"]]
+        if np.count_nonzero(lacking):
+            self._present[job.id] = ~lacking
+            job = Job(job.id, job.kind, job.copies[~lacking])
+            if not len(job.copies):
+                self._done.append(Outcome(job.id, self.rank))
+                return
         reads = job.kind is JobKind.LOAD and (job.copies["flags"] & CopyFlag.READ).any()
         if job.kind in (JobKind.STORE, JobKind.LOAD) and not reads:
             self._submit_copy(job, event)
@@ -236,7 +247,16 @@ class Mover:
             self._tasks.pop(outcome.job, None)
             self._cancelled.discard(outcome.job)
             outcomes.append(outcome)
-        return self._with_health(outcomes)
+        return self._with_health([self._whole(o) for o in outcomes] if self._present else outcomes)
+
+    def _whole(self, outcome: Outcome) -> Outcome:
+        """The outcome over all copies that were asked for: those of groups that the rank lacks are OK."""
+        present = self._present.pop(outcome.job, None)
+        if present is None or outcome.status is None:
+            return outcome
+        status = np.zeros(len(present), np.uint8)
+        status[present] = outcome.status
+        return Outcome(outcome.job, outcome.rank, status, outcome.error, outcome.disk_ok)
 
     def _with_health(self, outcomes: list[Outcome]) -> list[Outcome]:
         """Put the state of the disk on every outcome; send one for itself when it changes."""

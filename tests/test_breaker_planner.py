@@ -170,6 +170,21 @@ def test_a_failed_store_is_offered_again_in_every_group() -> None:
         rig.check()
 
 
+def test_a_preempted_request_loads_from_its_start() -> None:
+    """What was computed before a preemption is gone: without another match a load covers all of the prefix."""
+    with Rig() as rig:
+        chain = Keys.of(ids(8))
+        rig.store(chain)
+        rig.wipe()
+        info, pages = rig.info(), rig.pages(chain, 64)
+        rig.planner.match(info, chain, computed=64)
+        assert rig.planner.preempt(info.id) == ()
+        assert rig.planner.load(info, chain, 128, pages).blocks == 8
+        rig.local.drain()
+        assert rig.mismatches(chain, pages, 0, 8) == 0
+        rig.planner.finish(info.id, "end_turn", 0.0)
+
+
 def test_the_store_of_an_ended_request_is_not_told_to_its_namesake() -> None:
     """A request ends while its store runs, and its id is used again: the store finishes for nobody."""
     planner = Planner(one_group(), Config())
@@ -288,6 +303,33 @@ def test_unsent_jobs_can_be_taken_back_by_kind() -> None:
     assert [j.id for j in inflight.take_unsent(0.0)] == [store.job.id]
     assert inflight.report(Outcome(write.job.id, 0)) is None
     assert [r.job.id for r in inflight.expired(2.0)] == [sent.job.id, store.job.id]
+
+
+def test_a_block_in_another_slot_on_another_rank_is_not_restored() -> None:
+    """After a start only what lies in the same slot, under the same key and group, on every rank is visible."""
+    chain = Keys.of(ids(4))
+    records = np.zeros(4, RECORD_DTYPE)
+    records["key"], records["slot"], records["depth"], records["seq"] = chain.keys, range(4), range(4), 7
+    moved = records.copy()
+    moved["slot"][2:] = [3, 2]
+    planner = Planner(one_group(), Config(), ranks=2)
+    planner.attach(0, Inventory((8,), 1, 1, 1, records))
+    planner.attach(1, Inventory((8,), 1, 1, 1, moved))
+    assert planner.match(RequestInfo(1), chain).disk == 2
+    planner.check_integrity()
+
+
+def test_deadlines_of_ended_jobs_do_not_pile_up() -> None:
+    """10,000 jobs end long before their deadlines: what is remembered stays small."""
+    inflight, empty = InFlight(1), np.empty(0, COPY_DTYPE)
+    for number in range(10_000):
+        running = inflight.add(JobKind.WRITE, empty, 1e9)
+        assert inflight.report(Outcome(running.job.id, 0)) is None, "not sent yet"
+        inflight.take_unsent(0.0)
+        assert inflight.report(Outcome(running.job.id, 0)) is running
+        if number % 10 == 0:
+            assert inflight.expired(0.0) == []
+    assert len(inflight._deadlines) <= 80
 
 
 def _messages(chance: random.Random) -> list[object]:
