@@ -43,7 +43,7 @@ class CacheGroup:
     block_bytes: payload bytes of one block on this rank, all layers; 0 where the rank lacks the group.
     lookback: tokens below a boundary that a sliding group needs; 0 for the other kinds.
     replicas: ranks that hold equal bytes (replicated latent attention); 1 where every rank differs.
-    transient: never stored.
+    transient: never stored, and no boundary waits for it.
     """
 
     id: int
@@ -59,6 +59,19 @@ class CacheGroup:
     def slot_bytes(self) -> int:
         """Bytes of one slot: the payload rounded up to SLOT_ALIGN."""
         return -(-self.block_bytes // SLOT_ALIGN) * SLOT_ALIGN
+
+    def needs(self, start: int, boundary: int) -> tuple[int, int]:
+        """The blocks [begin, end) that resuming at token `boundary` takes when [0, start) is on the device."""
+        end = boundary // self.tokens_per_block
+        if self.transient:
+            begin = end
+        elif self.kind is GroupKind.FULL:
+            begin = start // self.tokens_per_block
+        elif self.kind is GroupKind.SLIDING:
+            begin = max(start, boundary - self.lookback, 0) // self.tokens_per_block
+        else:
+            begin = max(end - 1, 0)
+        return min(begin, end), end
 
 
 @dataclass(frozen=True, slots=True)

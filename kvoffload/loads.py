@@ -122,21 +122,8 @@ class Loads:
 
     def _spans(self, start: int, boundary: int) -> tuple[list[int], list[int]]:
         """By group, the blocks [begin, end) needed to resume at `boundary` when [0, start) is on the device."""
-        begins, ends = [], []
-        for group in self._layout.groups:
-            size = group.tokens_per_block
-            end = boundary // size
-            if group.transient:
-                begin = end
-            elif group.kind is GroupKind.FULL:
-                begin = start // size
-            elif group.kind is GroupKind.SLIDING:
-                begin = max(start, boundary - group.lookback, 0) // size
-            else:
-                begin = max(end - 1, 0)
-            begins.append(min(begin, end))
-            ends.append(end)
-        return begins, ends
+        spans = [group.needs(start, boundary) for group in self._layout.groups]
+        return [begin for begin, _ in spans], [end for _, end in spans]
 
     def _burst(self, load: Load) -> None:
         """Begin as much of the rest as slots allow."""

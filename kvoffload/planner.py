@@ -15,7 +15,7 @@ from kvoffload.errors import LayoutError
 from kvoffload.index import Index
 from kvoffload.inflight import InFlight, RequestId, Running
 from kvoffload.layout import Layout
-from kvoffload.live import LiveRequests, newly_produced, restorable
+from kvoffload.live import LiveRequests, fork_point, newly_produced, restorable
 from kvoffload.loads import Loads
 from kvoffload.messages import Geometry, Inventory, JobKind, Outcome, Plans
 from kvoffload.requests import (
@@ -29,8 +29,11 @@ from kvoffload.requests import (
 )
 from kvoffload.stats import Counters, Stats
 from kvoffload.stores import Stores, WriteBudget
+from kvoffload.tails import Tails
 
 HOST, DISK = 0, 1
+TRANSIENT = 3
+"""The kind under which the index knows a transient group."""
 
 FINISH_REASONS = {"": 0, "tool_use": 1, "end_turn": 2, "abort": 3, "preempt": 4, "length": 5}
 """How a request ended, as the index is told; any other word is 0, unknown."""
@@ -52,6 +55,7 @@ class _Tiers:
     index: Index
     stores: Stores
     loads: Loads
+    tails: Tails
 
 
 class Planner:
@@ -146,6 +150,8 @@ class Planner:
         if self._tiers is None:
             return Offer(0, 0, 0, False)
         computed = min(computed, len(chain.keys) * self.layout.base_tokens)
+        if self._tiers.tails.by_boundary and not state.offered:
+            state.forks = fork_point(state, self.layout)
         self.counters.add("produced", newly_produced(state, computed, self.layout.base_tokens))
         return self._tiers.stores.offer(state, computed, pages, self._deadline)
 
@@ -167,6 +173,7 @@ class Planner:
         if state is None:
             return ()
         if self._tiers is not None:
+            self._tiers.tails.finish(state)
             self._tiers.index.close_segment(state.segment, FINISH_REASONS.get(reason, 0), self._now)
             self._tiers.loads.detach(state)
         return tuple(sorted(state.jobs))
@@ -287,9 +294,12 @@ class Planner:
 def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, inflight: InFlight) -> _Tiers:
     layout, config, counters = planner.layout, planner.config, planner.counters
     index = Index(
-        [(int(g.kind), m, g.lookback) for g, m in zip(layout.groups, layout.multiples, strict=True)],
+        [
+            (TRANSIENT if g.transient else int(g.kind), m, g.lookback)
+            for g, m in zip(layout.groups, layout.multiples, strict=True)
+        ],
         layout.base_tokens,
-        geometry.slots_per_slab,
+        [0 if g.transient else n for g, n in zip(layout.groups, geometry.slots_per_slab, strict=True)],
         geometry.host_slabs,
         geometry.transit_slabs,
         geometry.disk_slabs,
@@ -301,5 +311,6 @@ def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, infligh
         disk_admission=config.disk_admission,
     )
     ranks = planner.ranks
-    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget), ranks)
-    return _Tiers(index, stores, Loads(layout, index, inflight, counters, ranks))
+    tails = Tails(layout, index, counters, config.retention)
+    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget), ranks, tails)
+    return _Tiers(index, stores, Loads(layout, index, inflight, counters, ranks), tails)
