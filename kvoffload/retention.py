@@ -12,7 +12,7 @@ kept whole and do not concern this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,3 +108,22 @@ class Retention:
 
 def _nonempty(spans: Iterable[Span]) -> list[Span]:
     return [(begin, end) for begin, end in spans if begin < end]
+
+
+def last_boundary(layout: Layout, span: Span, begins: Sequence[int], good: Sequence[int]) -> int:
+    """The last boundary of tokens (start, boundary] that a load which stopped short still makes restorable, else start.
+
+    By group the blocks [begins, good) arrived of those that resuming at the boundary takes; [0, start) was there, with
+    the windows and states that resuming at start takes.
+    """
+    start, boundary = span
+    stored = [g for g in layout.groups if not g.transient]
+    reached = min(
+        boundary, *(good[g.id] * g.tokens_per_block for g in stored if g.kind is not GroupKind.STATE)
+    )
+    if any(good[g.id] < g.needs(start, boundary)[1] for g in stored if g.kind is GroupKind.STATE):
+        reached = min(reached, boundary - 1)
+    reached = reached // layout.alignment * layout.alignment
+    # What an earlier boundary needs below the blocks that were loaded is there only where these begin at start.
+    whole = reached == boundary or all(g.needs(start, reached)[0] >= begins[g.id] for g in stored)
+    return reached if whole and reached > start else start

@@ -11,7 +11,6 @@ import pytest
 from kvoffload.index import EntryFlag, Index, Matcher
 from kvoffload.messages import CopyFlag, Status
 
-
 MADE = []
 
 

@@ -12,7 +12,7 @@ from kvoffload.config import Config
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import CopyFlag, JobKind
 from kvoffload.requests import RequestInfo
-from kvoffload.retention import Bounds, Retention
+from kvoffload.retention import Bounds, Retention, last_boundary
 from kvoffload.testing.rig import Keys, Rig, Sizes
 
 FULL, SLIDING, STATE = GroupKind
@@ -226,3 +226,33 @@ def test_a_load_moves_no_block_outside_the_window() -> None:
         assert (job.copies["group"] == 0).sum() == 60
         for mover in rig.movers:
             mover.submit(rig.planner.tick(0.0))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_load_that_stopped_short_leaves_the_last_restorable_boundary(seed: int) -> None:
+    """Against sets: what resuming at start takes and what arrived; boundaries are tried from the longest one down."""
+    rng = random.Random(seed)
+    kinds = rng.choice(((FULL, FULL), (FULL, SLIDING), (FULL, SLIDING, STATE), (SLIDING,), (FULL, STATE)))
+    groups = []
+    for number, kind in enumerate(kinds):
+        lookback = rng.randint(1, 60) if kind is SLIDING else 0
+        groups.append(group(number, kind, 4 * rng.choice((1, 2, 3)), lookback))
+    table = Layout(4, tuple(groups))
+    step = table.alignment
+    start, boundary = step * rng.randint(0, 6), 0
+    boundary = start + step * rng.randint(1, 8)
+    begins = [g.needs(start, boundary)[0] for g in groups]
+    good = [g.needs(start, boundary)[1] for g in groups]
+    for i, begin in enumerate(begins):
+        if rng.random() < 0.6:
+            good[i] = rng.randint(begin, good[i])
+
+    def there(b: int) -> bool:
+        have = [
+            set(range(*g.needs(0, start))) | set(range(begin, end))
+            for g, begin, end in zip(groups, begins, good, strict=True)
+        ]
+        return all(set(range(*g.needs(0, b))) <= mine for g, mine in zip(groups, have, strict=True))
+
+    want = next(b for b in range(boundary, start - 1, -step) if b == start or there(b))
+    assert last_boundary(table, (start, boundary), begins, good) == want
