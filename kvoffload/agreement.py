@@ -21,11 +21,16 @@ def agree(ranks: Sequence[Inventory]) -> Geometry:
 
 
 def common_records(ranks: Sequence[Inventory]) -> NDArray[np.void]:
-    """Records, by (group, slot, key), that every rank reports; rank 0's copy of them."""
-    records = ranks[0].records
-    for other in ranks[1:]:
-        records = records[np.isin(_places(records), _places(other.records))]
-    return records
+    """Records, by (group, slot, key), that every rank with the group reports; the first such rank's copy."""
+    groups = sorted({int(g) for r in ranks for g in np.unique(r.records["group"])})
+    found = [ranks[0].records[:0]]
+    for group in groups:
+        mine = [r.records[r.records["group"] == group] for r in ranks if group not in r.lacks]
+        records = mine[0] if mine else ranks[0].records[:0]
+        for other in mine[1:]:
+            records = records[np.isin(_places(records), _places(other))]
+        found.append(records)
+    return np.concatenate(found)
 
 
 def _places(records: NDArray[np.void]) -> NDArray[np.void]:

@@ -8,7 +8,8 @@ all ranks use the same slot numbers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -33,6 +34,19 @@ class GroupKind(IntEnum):
     FULL = 0
     SLIDING = 1
     STATE = 2
+
+
+def lifetime(kind: str, window: int = 0) -> tuple[GroupKind, int]:
+    """(kind, lookback) of layers that an engine calls `full`, `sliding` (of `window` tokens, the current one counted),
+    `chunked` (attention inside chunks of `window` tokens: a window that is sometimes longer than needed) or `state`.
+
+    Raises LayoutError for any other word.
+    """
+    if kind in ("sliding", "chunked"):
+        return GroupKind.SLIDING, window - 1
+    if kind in ("full", "state"):
+        return GroupKind.FULL if kind == "full" else GroupKind.STATE, 0
+    raise LayoutError(f"layers of kind {kind!r}: known are full, sliding, chunked and state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +101,11 @@ class Region:
     pages: int
 
 
+def distinct(regions: Iterable[Region]) -> tuple[Region, ...]:
+    """The regions, each once: layers that share their cache name the same memory."""
+    return tuple(dict.fromkeys(regions))
+
+
 Pools = tuple[tuple[Region, ...], ...]
 """Per group, the regions whose pages together make one block (layer order)."""
 
@@ -132,6 +151,22 @@ class Layout:
             MAX_SLOTS_PER_SLAB if g.block_bytes == 0 else min(slab_bytes // g.slot_bytes, MAX_SLOTS_PER_SLAB)
             for g in self.groups
         )
+
+
+def joined(ranks: Sequence[Layout], *, shared: bool = False) -> Layout:
+    """The layout of all ranks together: block bytes are sums; of a group with `replicas` that are shared, one copy's.
+
+    Raises LayoutError where the ranks differ in more than block bytes and layers.
+    """
+    groups = []
+    for mine in zip(*(r.groups for r in ranks), strict=True):
+        first = mine[0]
+        total = sum(g.block_bytes for g in mine) // (first.replicas if shared else 1)
+        groups.append(replace(first, block_bytes=total))
+        for rank, group in enumerate(mine):
+            if replace(group, block_bytes=total, layers=first.layers) != groups[-1]:
+                raise LayoutError(f"group {first.id} of rank {rank} is {group}, that of rank 0 is {first}")
+    return Layout(ranks[0].base_tokens, tuple(groups))
 
 
 def _check_group(group: CacheGroup, position: int, base_tokens: int) -> None:

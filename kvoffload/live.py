@@ -9,7 +9,7 @@ import numpy as np
 from kvoffload.index import Index, Matcher
 from kvoffload.inflight import RequestId
 from kvoffload.layout import GroupKind, Layout
-from kvoffload.requests import ChainLike, RequestInfo, RequestState
+from kvoffload.requests import ChainLike, Pages, RequestInfo, RequestState
 
 
 class LiveRequests(Mapping[RequestId, RequestState]):
@@ -74,6 +74,19 @@ def restorable(state: RequestState, limit: int) -> int:
     options = state.matcher.boundaries()
     fitting = int(np.searchsorted(options, limit, side="right"))
     return int(options[fitting - 1]) if fitting else 0
+
+
+def covered(layout: Layout, span: tuple[int, int], pages: Pages) -> int:
+    """Tokens of the span, from its end down, that the pages of all full groups can take."""
+    start, limit = span
+    for group, mine in zip(layout.groups, pages, strict=True):
+        if group.kind is GroupKind.FULL and not group.transient:
+            begin, end = group.needs(start, limit)
+            rows = mine[begin:end]
+            blocks = begin + (len(rows) if (rows >= 0).all() else int(np.argmin(rows >= 0)))
+            if blocks < end:
+                limit = min(limit, max(start, blocks * group.tokens_per_block))
+    return limit
 
 
 def fork_point(state: RequestState, layout: Layout) -> tuple[int, ...]:

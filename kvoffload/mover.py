@@ -12,14 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvoffload.arena import HostArena
 from kvoffload.copying.base import CopyEngine, Direction
-from kvoffload.layout import Layout, Pools
+from kvoffload.errors import ConfigError
+from kvoffload.layout import Layout, Pools, distinct
 from kvoffload.messages import Copies, CopyFlag, Inventory, Job, JobKind, Outcome, Plans, Status, StatusArray
+from kvoffload.sharing import Share
 from kvoffload.sizing import Slabs
 from kvoffload.tiers.base import Tier
 
@@ -50,12 +52,21 @@ class Mover:
         copier: CopyEngine,
         tier: Tier | None = None,
         *,
+        arena: HostArena | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """The mover owns `copier` and `tier` from here on and closes them; host memory is mapped now."""
+        """The mover owns `copier` and `tier` from here on and closes them; host memory is mapped now.
+
+        arena: host memory that all ranks of this host share, for layouts of replicated groups; its owner closes it
+        after all movers. Raises ConfigError together with a tier: its reads are not told to the other ranks.
+        """
+        if arena is not None and tier is not None:
+            raise ConfigError("host memory shared by ranks with a disk tier: leave one of them out")
         self.rank = rank
         self.layout = layout
-        self.arena = HostArena(slabs.slab_bytes, slabs.host + slabs.transit, layout)
+        self._owns_arena = arena is None
+        self.arena = arena or HostArena(slabs.slab_bytes, slabs.host + slabs.transit, layout)
+        self._share = Share(layout, rank, shared=arena is not None)
         self._slabs = slabs
         self._copier = copier
         self._tier = tier
@@ -73,13 +84,14 @@ class Mover:
 
     def register(self, pools: Pools) -> Inventory:
         """Fix the device pages, and say what this rank can give. Call once, before `submit`."""
-        self._copier.register(self.layout, pools, self.arena)
+        self._copier.register(self.layout, tuple(distinct(pool) for pool in pools), self.arena)
         records = {} if self._tier is None else {"records": self._tier.records()}
         return Inventory(
             self.layout.slots_per_slab(self._slabs.slab_bytes),
             self._slabs.host,
             self._slabs.transit,
             0 if self._tier is None else self._tier.slabs,
+            lacks=tuple(g.id for g in self.layout.groups if not g.block_bytes),
             **records,
         )
 
@@ -93,6 +105,10 @@ class Mover:
             self._submit(job, (events or {}).get(job.id))
 
     def _submit(self, job: Job, event: object) -> None:
+        job = self._share.of(job)
+        if not len(job.copies):
+            self._done.append(Outcome(job.id, self.rank))
+            return
         reads = job.kind is JobKind.LOAD and (job.copies["flags"] & CopyFlag.READ).any()
         if job.kind in (JobKind.STORE, JobKind.LOAD) and not reads:
             direction = Direction.TO_HOST if job.kind is JobKind.STORE else Direction.TO_DEVICE
@@ -204,6 +220,8 @@ class Mover:
 
     def _with_health(self, outcomes: list[Outcome]) -> list[Outcome]:
         """Put the state of the disk on every outcome; send one for itself when it changes."""
+        if not self._share.plain:
+            outcomes = [replace(o, status=self._share.whole(o.job, o.status)) for o in outcomes]
         if self._tier is None:
             return outcomes
         healthy = self._tier.healthy
@@ -245,7 +263,8 @@ class Mover:
         self._copier.close()
         if self._tier is not None:
             self._tier.close()
-        self.arena.close()
+        if self._owns_arena:
+            self.arena.close()
 
 
 def _share_slots(a: Copies, b: Copies) -> bool:

@@ -15,7 +15,7 @@ from kvoffload.errors import LayoutError
 from kvoffload.index import Index
 from kvoffload.inflight import InFlight, RequestId, Running
 from kvoffload.layout import Layout
-from kvoffload.live import LiveRequests, fork_point, newly_produced, restorable
+from kvoffload.live import LiveRequests, covered, fork_point, newly_produced, restorable
 from kvoffload.loads import Loads
 from kvoffload.messages import Geometry, Inventory, JobKind, Outcome, Plans
 from kvoffload.requests import (
@@ -62,12 +62,20 @@ class Planner:
     """Scheduler side of kvoffload. Jobs collect until `tick` hands them out as Plans, in order."""
 
     def __init__(
-        self, layout: Layout, config: Config, *, ranks: int = 1, exact: ExactSlots | None = None
+        self,
+        layout: Layout,
+        config: Config,
+        *,
+        ranks: int = 1,
+        exact: ExactSlots | None = None,
+        joined: bool = False,
     ) -> None:
+        """joined: the layout's block bytes are those of all ranks together, not of each."""
         self.layout = layout
         self.config = config
         self.counters = Counters()
         self.ranks = ranks
+        self.alike = 1 if joined else ranks
         self._exact = exact or ExactSlots()
         self._inventories: dict[int, Inventory] = {}
         self.requests = LiveRequests(layout)
@@ -122,11 +130,11 @@ class Planner:
         return found
 
     def load(self, request: RequestInfo, chain: ChainLike, boundary: int, pages: Pages) -> LoadPlan:
-        """Begin loading tokens [computed of the last match, boundary) into `pages`; blocks without a page are left
-        out. What is no longer there shortens the load: see LoadPlan. The pages belong to the load until it has
+        """Begin loading tokens [computed of the last match, boundary) into `pages`; blocks of windows
+        without a page are left out, and full groups end the load at the first block without one. What is no longer there shortens the load: see LoadPlan. The pages belong to the load until it has
         Finished, also after an abort."""
         state = self.requests.get_or_make(request, chain, self._now)
-        best = restorable(state, boundary)
+        best = restorable(state, covered(self.layout, (state.computed, boundary), pages))
         if self._tiers is None or best <= state.computed:
             return LoadPlan(0, state.computed, 0, max(0, boundary - state.computed))
         plan = self._tiers.loads.begin(state, best, pages, self._deadline)
@@ -286,7 +294,7 @@ class Planner:
         return Stats.collect(
             self.counters,
             None if self._tiers is None else self._tiers.index,
-            [g.slot_bytes * self.ranks for g in self.layout.groups],
+            [g.slot_bytes * self.alike for g in self.layout.groups],
             self.config.effective(),
         )
 
@@ -310,7 +318,7 @@ def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, infligh
         disk_policy=config.disk_policy,
         disk_admission=config.disk_admission,
     )
-    ranks = planner.ranks
+    ranks = planner.alike
     tails = Tails(layout, index, counters, config.retention)
     stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget), ranks, tails)
     return _Tiers(index, stores, Loads(layout, index, inflight, counters, ranks), tails)
