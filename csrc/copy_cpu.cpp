@@ -38,11 +38,18 @@ std::int64_t CpuCopier::submit(const BlockCopy* copies, std::int64_t count, bool
     job->batch = pool_.start(count, grain, [=](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) status[i] = copy(copies[i], to_device);
     });
+    const std::lock_guard<std::mutex> lock(mutex_);
     jobs_.emplace(next_, std::move(job));
     return next_++;
 }
 
+bool CpuCopier::known(std::int64_t handle) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return jobs_.count(handle) != 0;
+}
+
 bool CpuCopier::query(std::int64_t handle, std::vector<std::uint8_t>* status) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = jobs_.find(handle);
     if (!pool_.done(found->second->batch)) return false;
     *status = std::move(found->second->status);
@@ -51,7 +58,12 @@ bool CpuCopier::query(std::int64_t handle, std::vector<std::uint8_t>* status) {
 }
 
 bool CpuCopier::wait(std::int64_t handle, double seconds) const {
-    return pool_.wait(jobs_.at(handle)->batch, seconds);
+    ThreadPool::Handle batch;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        batch = jobs_.at(handle)->batch;
+    }
+    return pool_.wait(batch, seconds);
 }
 
 std::uint8_t CpuCopier::copy(const BlockCopy& copy, bool to_device) const {

@@ -1,12 +1,14 @@
 // Copies of blocks between device pages that the CPU can address and host slots.
 //
 // A block of group g is, in its slot, the pages of the group's regions one after the other, in region order.
-// Thread: one thread calls; copies run on the copier's own threads. Lifetime: pages and slots must outlive
-// the copier; the array given to `submit` must live, unchanged, until its handle has ended.
+// Thread: several threads may call, each with handles of its own; copies run on the copier's own threads.
+// Lifetime: pages and slots must outlive the copier; the array given to `submit` must live, unchanged, until
+// its handle has ended.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -36,7 +38,7 @@ class CpuCopier {
     // REQUIRES: no two copies of running jobs write the same place.
     std::int64_t submit(const BlockCopy* copies, std::int64_t count, bool to_device);
 
-    bool known(std::int64_t handle) const { return jobs_.count(handle) != 0; }
+    bool known(std::int64_t handle) const;
 
     // True with the outcome in `status` (the handle is then gone), false while it runs. REQUIRES:
     // known(handle).
@@ -61,7 +63,8 @@ class CpuCopier {
     const SlotSpace host_;
     const std::vector<std::vector<PageRegion>> regions_;
 
-    // Owned by the calling thread; a job's status array is written by the pool until its batch is done.
+    // A job's status array is written by the pool until its batch is done.
+    mutable std::mutex mutex_;  // protects jobs_ and next_
     std::unordered_map<std::int64_t, std::unique_ptr<Job>> jobs_;
     std::int64_t next_ = 1;
 

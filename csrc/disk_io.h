@@ -115,7 +115,7 @@ class DiskIO {
     const bool checksum_;
     const int error_limit_;
 
-    std::uint64_t epoch_;  // changed by reset only
+    std::atomic<std::uint64_t> epoch_;  // changed by reset only, also while reads run
 
     std::mutex claims_;
     std::vector<std::int32_t> owner_;  // by slab: whose valid records lie in the table; protected by claims_

@@ -225,7 +225,13 @@ CopyList Index::next_writes(std::uint64_t limit) {
     while (chosen.size() < limit) {
         const std::uint32_t id = pop_write();
         if (id == kNone) break;
-        const Entry& e = pool_[id];
+        Entry& e = pool_[id];
+        if (e.pins == kMaxPins) {  // back in its place, for the next call
+            e.flags |= kWantDisk;
+            ++wanted_;
+            queue_.push_front(id);
+            break;
+        }
         if (e.segment != segment) restart_batch();  // a scan holds for one segment's newcomers
         segment = e.segment;
         if (make_room(kDisk, Newcomer{segment, order_.end(e), e.group}, Chain{})) {

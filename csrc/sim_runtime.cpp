@@ -194,10 +194,13 @@ simError_t simDeviceGetStreamPriorityRange(int* least, int* greatest) {
     return simSuccess;
 }
 
-simError_t simStreamCreateWithPriority(simStream_t* stream, unsigned, int) {
+simError_t simStreamCreateWithPriority(simStream_t* stream, unsigned, int priority) {
     *stream = new SimStream;
-    std::lock_guard<std::mutex> lock(machine().mutex);
-    machine().numbers[reinterpret_cast<std::uintptr_t>(*stream)] = machine().next_number++;
+    {
+        std::lock_guard<std::mutex> lock(machine().mutex);
+        machine().numbers[reinterpret_cast<std::uintptr_t>(*stream)] = machine().next_number++;
+    }
+    note("stream", *stream, nullptr, 0, priority);
     return simSuccess;
 }
 

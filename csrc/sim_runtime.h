@@ -88,8 +88,10 @@ namespace sim {
 // One call, in the order of calls. stream and event are numbers from 1 on in order of creation, 0 = the
 // default stream or none. thread: the kernel's id of the calling thread. blocked: the call waited for the
 // stream.
+// A stream's creation has its priority as count.
 struct Operation {
-    std::string kind;  // copy_in copy_out batch kernel fill wait record query synchronize register unregister
+    std::string
+        kind;  // stream copy_in copy_out batch kernel fill wait record query synchronize register unregister
     std::int64_t stream, event, bytes, count, thread;
     bool blocked, strict;
 };

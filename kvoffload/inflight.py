@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvoffload.layout import Layout
 from kvoffload.messages import Copies, Job, JobKind, Outcome, Status, StatusArray
 
 RequestId = str | int
 
 _SEVERITY = np.zeros(len(Status), np.uint8)
-_SEVERITY[[Status.OK, Status.NOT_DONE, Status.COPY_FAILED, Status.READ_FAILED]] = [0, 1, 2, 3]
-"""A copy that failed on one rank has failed; bad bytes on one rank make the key bad."""
+_SEVERITY[[Status.OK, Status.COPY_FAILED, Status.NOT_DONE, Status.READ_FAILED]] = [0, 1, 2, 3]
+"""A copy that failed on one rank has failed. COPY_FAILED of a read says that host has the bytes: not so where a rank
+has not read them. Bad bytes on one rank make the key bad."""
 
 
 def _worse(a: StatusArray, b: StatusArray) -> StatusArray:
@@ -26,7 +28,9 @@ class Running:
     """One job on its way.
 
     status: worst status so far per copy over the ranks that have reported; None = all OK.
-    owner: request whose pages the job touches, or None. load: id of the load it is a part of, or 0.
+    owner: request whose pages the job touches, or None. load: id of the load it is a part of, or 0. since: when it was
+    sent.
+    forgotten: disk was reset after the job began: its blocks must not get there.
     """
 
     job: Job
@@ -36,6 +40,17 @@ class Running:
     status: StatusArray | None = None
     errors: list[str] = field(default_factory=list)
     overdue: bool = False
+    forgotten: bool = False
+    deadline: float = 0.0
+    since: float = 0.0
+
+    def late(self, layout: Layout, now: float) -> str:
+        """What people are to know of a job that is past its deadline."""
+        size = sum(layout.groups[g].slot_bytes for g in self.copies["group"].tolist())
+        return (
+            f"job {self.job.id}: {self.job.kind.name} of {len(self.copies)} blocks, {size} bytes, has not ended"
+            f" after {now - self.since:.1f} s; ranks {sorted(self.waiting)} owe a report"
+        )
 
     @property
     def failed(self) -> int:
@@ -45,6 +60,17 @@ class Running:
     @property
     def copies(self) -> Copies:
         return self.job.copies
+
+
+def _checked(outcome: Outcome, running: Running) -> StatusArray | None:
+    """The status of a report; one that does not fit its job says nothing about any copy."""
+    status, wanted = outcome.status, len(running.copies)
+    if status is None or (status.shape == (wanted,) and (not wanted or status.max() < len(Status))):
+        return status
+    running.errors.append(
+        f"rank {outcome.rank}: a status of {status.shape} for {wanted} copies, or no status"
+    )
+    return np.full(wanted, Status.NOT_DONE, np.uint8)
 
 
 class InFlight:
@@ -79,16 +105,24 @@ class InFlight:
         self, kind: JobKind, copies: Copies, deadline: float, owner: RequestId | None = None, load: int = 0
     ) -> Running:
         job = Job(self.new_id(), kind, copies)
-        running = Running(job, set(self._ranks), owner, load)
+        running = Running(job, set(self._ranks), owner, load, deadline=deadline)
         self._jobs[job.id] = running
         self._unsent.append(job)
         heapq.heappush(self._deadlines, (deadline, job.id))
         return running
 
-    def take_unsent(self) -> tuple[Job, ...]:
-        """Jobs added since the last call, in order."""
+    def take_unsent(self, now: float) -> tuple[Job, ...]:
+        """Jobs added since the last call, in order; they count as sent now."""
         jobs, self._unsent = tuple(self._unsent), []
+        for job in jobs:
+            self._jobs[job.id].since = now
         return jobs
+
+    def postpone(self, seconds: float) -> None:
+        """So long passed before jobs could be sent: it is not held against them. A READ has its caller's deadline."""
+        for job in self._unsent:
+            if job.kind is not JobKind.READ:
+                self._jobs[job.id].deadline += seconds
 
     def report(self, outcome: Outcome) -> Running | None:
         """The job, if this report ended it."""
@@ -98,23 +132,33 @@ class InFlight:
         running.waiting.discard(outcome.rank)
         if outcome.error:
             running.errors.append(f"rank {outcome.rank}: {outcome.error}")
-        if outcome.status is not None and outcome.status.any():
-            running.status = (
-                outcome.status.copy() if running.status is None else _worse(running.status, outcome.status)
-            )
+        status = _checked(outcome, running)
+        if status is not None and status.any():
+            running.status = status.copy() if running.status is None else _worse(running.status, status)
         if running.waiting:
             return None
         del self._jobs[outcome.job]
         return running
 
+    def drop_unsent(self, kind: JobKind) -> list[Running]:
+        """Take back the jobs of this kind that no mover has seen: they have ended."""
+        dropped = [self._jobs.pop(job.id) for job in self._unsent if job.kind is kind]
+        self._unsent = [job for job in self._unsent if job.kind is not kind]
+        return dropped
+
     def expired(self, now: float) -> list[Running]:
         """Jobs whose deadline has passed and that still run; each is named once."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            running = self._jobs.get(heapq.heappop(self._deadlines)[1])
-            if running is not None:
-                running.overdue = True
-                late.append(running)
+            job_id = heapq.heappop(self._deadlines)[1]
+            running = self._jobs.get(job_id)
+            if running is None:
+                continue
+            if running.deadline > now:
+                heapq.heappush(self._deadlines, (running.deadline, job_id))
+                continue
+            running.overdue = True
+            late.append(running)
         if len(self._deadlines) > 2 * len(self._jobs) + 64:
             self._deadlines = [d for d in self._deadlines if d[1] in self._jobs]
             heapq.heapify(self._deadlines)

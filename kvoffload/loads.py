@@ -80,6 +80,7 @@ class Loads:
         self._parts: dict[int, Part] = {}
         self._held: list[Part] = []
         self._short: list[Load] = []
+        self._fresh: list[Load] = []
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -103,9 +104,16 @@ class Loads:
             ends[:],
         )
         self._loads[load.id] = load
+        self._fresh.append(load)
         state.jobs.add(load.id)
         self._burst(load)
         return LoadPlan(load.id, boundary, load.blocks, 0)
+
+    def postpone(self, seconds: float) -> None:
+        """So long passed before loads begun since the last call could be sent: it is not held against them."""
+        for load in self._fresh:
+            load.deadline += seconds
+        self._fresh = []
 
     def prefetch(self, state: RequestState, boundary: int, deadline: float) -> int:
         """Start bringing [state.computed, boundary) from disk into host; the job's id, 0 when nothing is to do."""

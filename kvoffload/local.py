@@ -63,8 +63,8 @@ class Local:
         """Tiers on this machine's CPU and disk for device pages in host memory: one mover per entry of `pools`.
 
         layout: of every rank, or one per rank where they differ. Without a disk, ranks whose groups are all replicated
-        share one piece of host memory. Raises ConfigError for sizes that do not fit, TierError when the disk path cannot
-        be used.
+        share one piece of host memory. Raises ConfigError for sizes that do not fit, TierError when the disk path
+        cannot be used.
         """
         config = config.resolve()
         layouts = [layout] * len(pools) if isinstance(layout, Layout) else list(layout)

@@ -156,7 +156,13 @@ def encode(message: Job | Geometry | Plans | Outcome | Inventory) -> bytes:
 
 def decode(data: bytes) -> Any:
     """The message that `encode` was given. Raises ValueError on data of another kind."""
-    return _unpack(msgpack.unpackb(data, raw=False, strict_map_key=False))
+    try:
+        message = _unpack(msgpack.unpackb(data, raw=False, strict_map_key=False))
+    except (TypeError, KeyError, msgpack.UnpackException) as error:
+        raise ValueError(f"not a kvoffload message: {error}") from error
+    if type(message).__name__ not in _TYPES:
+        raise ValueError(f"not a kvoffload message but a {type(message).__name__}")
+    return message
 
 
 def _pack(value: Any) -> Any:

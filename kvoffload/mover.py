@@ -7,16 +7,19 @@ per block. The engine's thread calls `submit`, `poll` and `wait`; none of them d
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvoffload.arena import HostArena
+from kvoffload.chunks import chunks, load_chunks, share_slots
 from kvoffload.copying.base import CopyEngine, Direction
 from kvoffload.errors import ConfigError
 from kvoffload.layout import Layout, Pools, distinct
@@ -24,6 +27,8 @@ from kvoffload.messages import Copies, CopyFlag, Inventory, Job, JobKind, Outcom
 from kvoffload.sharing import Share
 from kvoffload.sizing import Slabs
 from kvoffload.tiers.base import Tier
+
+log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 8 << 20
 """Read or written in one native call; two chunks of a load are under way at once."""
@@ -39,6 +44,14 @@ class _Copying:
 
     job: Job
     handle: int
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A job on one of the mover's threads, or queued for one."""
+
+    job: Job
+    future: Future[None]
 
 
 class Mover:
@@ -65,18 +78,25 @@ class Mover:
         self.rank = rank
         self.layout = layout
         self._owns_arena = arena is None
-        self.arena = arena or HostArena(slabs.slab_bytes, slabs.host + slabs.transit, layout)
+        try:
+            self.arena = arena or HostArena(slabs.slab_bytes, slabs.host + slabs.transit, layout)
+        except BaseException:
+            copier.close()
+            if tier is not None:
+                tier.close()
+            raise
         self._share = Share(layout, rank, shared=arena is not None)
         self._slabs = slabs
         self._copier = copier
         self._tier = tier
         self._chunk = max(1, chunk_bytes // max(1, *(g.slot_bytes for g in layout.groups)))
         self._copying: list[_Copying] = []
-        self._tasks: dict[int, Future[None]] = {}
+        self._tasks: dict[int, _Task] = {}
         self._cancelled: set[int] = set()
         self._done: deque[Outcome] = deque()
         self._disk_ok = True
         self._probed_at = 0.0
+        self._probing: Future[None] | None = None
         self._closed = threading.Event()
         self._loads = ThreadPoolExecutor(LOAD_THREADS, "kvoffload-load")
         # One thread: a reset of the tier must come after the writes before it and before those after it.
@@ -98,7 +118,8 @@ class Mover:
     def submit(self, plans: Plans, events: Mapping[int, object] | None = None) -> None:
         """Start every job of the plans. events: by job id, the device event after which its copies may start (a
         store: its producer; a load: the last reader of its pages); None on a device without streams."""
-        self._cancelled.update(i for i in plans.cancels if i in self._tasks)
+        for job_id in plans.cancels:
+            self._cancel(job_id)
         if plans.reset_disk and self._tier is not None:
             self._writes.submit(self._guard(None, self._reset))
         for job in plans.jobs:
@@ -111,12 +132,28 @@ class Mover:
             return
         reads = job.kind is JobKind.LOAD and (job.copies["flags"] & CopyFlag.READ).any()
         if job.kind in (JobKind.STORE, JobKind.LOAD) and not reads:
-            direction = Direction.TO_HOST if job.kind is JobKind.STORE else Direction.TO_DEVICE
-            self._copying.append(_Copying(job, self._copier.submit(job.copies, direction, event)))
+            self._submit_copy(job, event)
             return
         pool = self._writes if job.kind is JobKind.WRITE else self._loads
         work = {JobKind.LOAD: self._load, JobKind.READ: self._read, JobKind.WRITE: self._write}[job.kind]
-        self._tasks[job.id] = pool.submit(self._guard(job, lambda: work(job, event)))
+        self._tasks[job.id] = _Task(job, pool.submit(self._guard(job, lambda: work(job, event))))
+
+    def _submit_copy(self, job: Job, event: object) -> None:
+        direction = Direction.TO_HOST if job.kind is JobKind.STORE else Direction.TO_DEVICE
+        try:
+            self._copying.append(_Copying(job, self._copier.submit(job.copies, direction, event)))
+        except Exception as failure:  # noqa: BLE001
+            self._done.append(Outcome(job.id, self.rank, _broken(job), _described(failure)))
+
+    def _cancel(self, job_id: int) -> None:
+        """A task that has begun ends at its next chunk; one that has not ends now, whatever its thread waits for."""
+        task = self._tasks.get(job_id)
+        if task is None or job_id in self._cancelled:
+            return
+        self._cancelled.add(job_id)
+        if task.future.cancel():
+            status = np.full(len(task.job.copies), Status.NOT_DONE, np.uint8)
+            self._done.append(Outcome(job_id, self.rank, status))
 
     def _guard(self, job: Job | None, work: Callable[[], StatusArray | None]) -> Callable[[], None]:
         """The outermost frame of a task: whatever happens in it, the job ends with an outcome."""
@@ -126,9 +163,11 @@ class Mover:
             try:
                 status = work()
             except Exception as failure:  # noqa: BLE001
-                error = f"{type(failure).__name__}: {failure}"
-                if job is not None:
-                    status = np.full(len(job.copies), Status.COPY_FAILED, np.uint8)
+                error = _described(failure)
+                if job is None:
+                    log.warning("rank %d: the disk tier: %s", self.rank, error)
+                else:
+                    status = _broken(job)
             if job is not None:
                 self._done.append(Outcome(job.id, self.rank, status, error))
 
@@ -140,25 +179,25 @@ class Mover:
         assert self._tier is not None
         self._tier.reset()
 
-    def _parts(self, job: Job, size: int, status: StatusArray) -> Iterator[slice]:
-        """Slices of the job's copies; ends early, marking the rest NOT_DONE, when the job is cancelled."""
-        for begin in range(0, len(job.copies), size):
+    def _parts(self, job: Job, chunks: Iterable[slice], status: StatusArray) -> Iterator[slice]:
+        """The chunks; ends early, marking the rest NOT_DONE, when the job is cancelled."""
+        for part in chunks:
             if job.id in self._cancelled or self._closed.is_set():
-                status[begin:] = Status.NOT_DONE
+                status[part.start :] = Status.NOT_DONE
                 return
-            yield slice(begin, begin + size)
+            yield part
 
     def _write(self, job: Job, event: object) -> StatusArray:
         assert self._tier is not None
         status = np.zeros(len(job.copies), np.uint8)
-        for part in self._parts(job, self._chunk, status):
+        for part in self._parts(job, chunks(len(job.copies), self._chunk), status):
             status[part] = self._tier.write(job.copies[part], self.arena)
         return status
 
     def _read(self, job: Job, event: object) -> StatusArray:
         assert self._tier is not None
         status = np.zeros(len(job.copies), np.uint8)
-        for part in self._parts(job, self._chunk, status):
+        for part in self._parts(job, chunks(len(job.copies), self._chunk), status):
             status[part] = self._tier.read(job.copies[part], self.arena)
         return status
 
@@ -167,27 +206,24 @@ class Mover:
         device copy that used it has ended."""
         assert self._tier is not None
         status = np.zeros(len(job.copies), np.uint8)
-        transit = job.copies[(job.copies["flags"] & CopyFlag.TRANSIT) != 0]
-        size = self._chunk
-        if len(transit):
-            slots = len(np.unique(transit[["group", "host"]]))
-            size = max(1, min(size, slots // 2))
         before: list[tuple[slice, int, Copies]] = []
-        for part in self._parts(job, size, status):
-            copies = job.copies[part]
-            while before and (len(before) > 1 or _share_slots(before[0][2], copies)):
-                self._finish_copy(before.pop(0), status)
-            read = (copies["flags"] & CopyFlag.READ) != 0
-            if read.any():
-                mine = status[part]
-                mine[read] = self._tier.read(copies[read], self.arena)
-            good = status[part] == Status.OK
-            if good.any():
-                chosen = copies[good]
-                handle = self._copier.submit(chosen, Direction.TO_DEVICE, event)
-                before.append((part, handle, chosen))
-        for rest in before:
-            self._finish_copy(rest, status)
+        try:
+            for part in self._parts(job, load_chunks(job.copies, self._chunk), status):
+                copies = job.copies[part]
+                while before and (len(before) > 1 or share_slots(before[0][2], copies)):
+                    self._finish_copy(before.pop(0), status)
+                read = (copies["flags"] & CopyFlag.READ) != 0
+                if read.any():
+                    mine = status[part]
+                    mine[read] = self._tier.read(copies[read], self.arena)
+                good = status[part] == Status.OK
+                if good.any():
+                    chosen = copies[good]
+                    handle = self._copier.submit(chosen, Direction.TO_DEVICE, event)
+                    before.append((part, handle, chosen))
+        finally:  # whatever failed: a job whose pages are still being written has not ended
+            for rest in before:
+                self._finish_copy(rest, status)
         return status
 
     def _finish_copy(self, running: tuple[slice, int, Copies], status: StatusArray) -> None:
@@ -227,7 +263,8 @@ class Mover:
         healthy = self._tier.healthy
         if not healthy and time.monotonic() - self._probed_at > PROBE_SECONDS:
             self._probed_at = time.monotonic()
-            self._writes.submit(self._guard(None, self._probe))
+            if self._probing is None or self._probing.done():
+                self._probing = self._writes.submit(self._guard(None, self._probe))
         if healthy is not self._disk_ok:
             self._disk_ok = healthy
             outcomes.append(Outcome(0, self.rank))
@@ -246,12 +283,8 @@ class Mover:
         for running in [c for c in self._copying if c.job.id in wanted]:
             if not self._copier.wait(running.handle, max(0.0, end - time.monotonic())):
                 return False
-        for task in [self._tasks[i] for i in wanted & self._tasks.keys()]:
-            try:
-                task.result(max(0.0, end - time.monotonic()))
-            except TimeoutError:
-                return False
-        return True
+        tasks = [self._tasks[i].future for i in wanted & self._tasks.keys()]
+        return not wait_for(tasks, max(0.0, end - time.monotonic())).not_done
 
     def close(self) -> None:
         """End every job (what has not begun is NOT_DONE), then release files, threads and memory. Idempotent."""
@@ -267,12 +300,17 @@ class Mover:
             self.arena.close()
 
 
-def _share_slots(a: Copies, b: Copies) -> bool:
-    """Whether a transit slot stands in both."""
-    names = ["group", "host"]
-    mine = a[(a["flags"] & CopyFlag.TRANSIT) != 0][names]
-    theirs = b[(b["flags"] & CopyFlag.TRANSIT) != 0][names]
-    return bool(len(mine) and len(theirs) and np.isin(mine, theirs).any())
+def _described(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {failure}"
+
+
+def _broken(job: Job) -> StatusArray:
+    """Of a job that was left in the middle: COPY_FAILED says of a read that host has its bytes, so a block that was
+    to be read is NOT_DONE."""
+    reads = (job.copies["flags"] & CopyFlag.READ) != 0
+    if job.kind is JobKind.READ:
+        reads[:] = True
+    return np.where(reads, Status.NOT_DONE, Status.COPY_FAILED).astype(np.uint8)
 
 
 class NullMover:

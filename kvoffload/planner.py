@@ -6,6 +6,7 @@ owns a Planner. Until every rank has attached, everything is a miss.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ from kvoffload.requests import (
 from kvoffload.stats import Counters, Stats
 from kvoffload.stores import Stores, WriteBudget
 from kvoffload.tails import Tails
+
+log = logging.getLogger(__name__)
 
 HOST, DISK = 0, 1
 TRANSIENT = 3
@@ -106,7 +109,8 @@ class Planner:
             found = [self._inventories[r] for r in range(self.ranks)]
             self._geometry = agree(found)
             self._tiers = _open_tiers(self, self._geometry, self._exact, self._inflight)
-            self.counters.add("restored", self._tiers.index.restore(common_records(found)))
+            if not self._reset_disk:
+                self.counters.add("restored", self._tiers.index.restore(common_records(found)))
             self.requests.open(self._tiers.index)
 
     @property
@@ -131,8 +135,9 @@ class Planner:
 
     def load(self, request: RequestInfo, chain: ChainLike, boundary: int, pages: Pages) -> LoadPlan:
         """Begin loading tokens [computed of the last match, boundary) into `pages`; blocks of windows
-        without a page are left out, and full groups end the load at the first block without one. What is no longer there shortens the load: see LoadPlan. The pages belong to the load until it has
-        Finished, also after an abort."""
+        without a page are left out, and full groups end the load at the first block without one. What is no longer
+        there shortens the load: see LoadPlan. The pages belong to the load until it has Finished, also after an
+        abort."""
         state = self.requests.get_or_make(request, chain, self._now)
         best = restorable(state, covered(self.layout, (state.computed, boundary), pages))
         if self._tiers is None or best <= state.computed:
@@ -194,14 +199,17 @@ class Planner:
 
     def tick(self, now: float) -> Plans:
         """Everything that is to go to the movers now. Call once a step, after the offers and loads of the step."""
-        self._now = max(self._now, now)
+        passed = max(0.0, now - self._now)
+        self._now += passed
         if self._tiers is None:
             return Plans()
+        self._inflight.postpone(passed)
+        self._tiers.loads.postpone(passed)
         for running in self._inflight.expired(self._now):
             self._overdue(running, self._tiers)
         self._finished += self._tiers.loads.advance(self._now)
         self._tiers.stores.plan_writes(self._now, self._deadline)
-        jobs = self._inflight.take_unsent()
+        jobs = self._inflight.take_unsent(self._now)
         plans = Plans(jobs, tuple(self._cancels), self._geometry, self._reset_disk)
         self._cancels, self._geometry, self._reset_disk = [], None, False
         return plans
@@ -211,6 +219,7 @@ class Planner:
         until the device confirms, since its pages are being read."""
         tiers.index.expire(running.copies)
         self.counters.add("overdue")
+        log.warning(running.late(self.layout, self._now))
         if running.load:
             tiers.loads.overdue(running)
         if running.job.kind is not JobKind.STORE:
@@ -253,9 +262,11 @@ class Planner:
         for tier in tiers:
             if tier not in ("host", "disk"):
                 raise ValueError(f"no tier is called {tier!r}; the tiers are host and disk")
+            self._reset_disk |= tier == "disk"
             if self._tiers is not None:
                 self._tiers.index.reset(HOST if tier == "host" else DISK)
-                self._reset_disk |= tier == "disk"
+                if tier == "disk":
+                    self._tiers.stores.forget_writes()
         self.requests.rewind_all()
 
     @property

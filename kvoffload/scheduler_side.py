@@ -29,14 +29,16 @@ class _Head:
 class _Live:
     """One request. load: id of its running load. offered: tokens up to which nothing is left to offer.
 
-    waiting_since: when it was first told to wait, None = not waiting. patient: it may still be told to.
+    waiting: it has been told to wait. since: the step after which it first was, None before that step. patient: it may
+    still be told to.
     """
 
     request: EngineRequest
     load: int = 0
     start: int = 0
     offered: int = 0
-    waiting_since: float | None = None
+    waiting: bool = False
+    since: float | None = None
     patient: bool = True
 
 
@@ -51,6 +53,7 @@ class PlannerConnector(SchedulerConnector):
         self._holders: dict[int, list[int]] = {}
         self._next_hold = 1
         self._loaded: list[Loaded] = []
+        self._newly_waiting: list[_Live] = []
         self._now = 0.0
 
     def attach(self, rank: int, handshake: Inventory) -> None:
@@ -65,7 +68,7 @@ class PlannerConnector(SchedulerConnector):
 
     def allocated(self, request: EngineRequest, pages: Pages, computed: int, taken: int) -> None:
         live = self._known(request)
-        live.waiting_since, live.patient, live.start = None, True, computed
+        live.waiting, live.patient, live.start = False, True, computed
         found = self._match(live, computed).boundary - computed
         base, count = self.planner.layout.base_tokens, self.planner.counters.add
         count("declined", max(0, found - taken) // base)
@@ -81,6 +84,9 @@ class PlannerConnector(SchedulerConnector):
 
     def step(self, scheduled: Sequence[Scheduled], now: float) -> Plans:
         self._now = max(self._now, now)
+        for live in self._newly_waiting:
+            live.since = self._now
+        self._newly_waiting = []
         for item in scheduled:
             self._offer(item)
         return self.planner.tick(self._now)
@@ -135,11 +141,12 @@ class PlannerConnector(SchedulerConnector):
     def _wait(self, live: _Live, found: Match) -> bool:
         """Whether to ask again later; once the deadline has passed, never again before the request has pages."""
         if not (found.wait and live.patient):
-            live.waiting_since = None
+            live.waiting = False
             return False
-        if live.waiting_since is None:
-            live.waiting_since = self._now
-        live.patient = self._now < live.waiting_since + self.planner.config.deadline_s
+        if not live.waiting:
+            live.waiting, live.since = True, None
+            self._newly_waiting.append(live)
+        live.patient = live.since is None or self._now < live.since + self.planner.config.deadline_s
         return live.patient
 
     def _offer(self, item: Scheduled) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kvoffload.index import Index
+from kvoffload.index import Index, IndexTier
 from kvoffload.inflight import InFlight, RequestId, Running
 from kvoffload.layout import Layout
 from kvoffload.messages import Copies, CopyFlag, JobKind, Status
@@ -80,6 +80,7 @@ class Stores:
         self._tails = tails
         self._sizes = tuple(0 if g.transient else g.tokens_per_block for g in layout.groups)
         self._largest = max(1, *(g.block_bytes for g in layout.groups))
+        self._has_disk = any(row["capacity_slots"] for row in index.usage(IndexTier.DISK)["groups"])
 
     def offer(self, state: RequestState, computed: int, pages: Pages, deadline: float) -> Offer:
         """Store what is new of tokens [0, computed). REQUIRES: the chain has the keys of all full blocks of it."""
@@ -105,6 +106,8 @@ class Stores:
 
     def plan_writes(self, now: float, deadline: float) -> None:
         """Start as many writes as pins and budget allow, oldest first."""
+        if not self._has_disk:
+            return
         self._budget.refill(now)
         while limit := self._budget.blocks(self._largest):
             copies = self._index.next_writes(limit)
@@ -130,17 +133,33 @@ class Stores:
         if np.count_nonzero(good["flags"]):
             transit = (good["flags"] & _TRANSIT) != 0
             onward, good = good[transit], good[~transit]
-            self._spend(onward)
-            self._inflight.add(JobKind.WRITE, onward, deadline)
+            if running.forgotten:
+                self._give_up(onward)
+            elif len(onward):
+                self._spend(onward)
+                self._inflight.add(JobKind.WRITE, onward, deadline)
         self._count_stored("host", good)
         if status is not None and running.failed:
             self._counters.add("store_failed", running.failed)
             for state in requests.values():
                 self._rewind(state, copies[status != Status.OK])
         owner = requests.get(running.owner) if running.owner is not None else None
+        if owner is not None and running.job.id not in owner.jobs:
+            owner = None  # a later request of the same id
         if owner is not None:
             owner.jobs.discard(running.job.id)
         return [self._finished(running, owner)]
+
+    def forget_writes(self) -> None:
+        """Disk is about to be reset on every rank, after the writes that the movers have and before those that they
+        get: neither the unsent ones nor those that running stores would bring about may follow."""
+        for running in self._inflight:
+            running.forgotten = True
+        for running in self._inflight.drop_unsent(JobKind.WRITE):
+            self._give_up(running.copies)
+
+    def _give_up(self, copies: Copies) -> None:
+        self._index.complete_write(copies, np.full(len(copies), Status.NOT_DONE, np.uint8))
 
     def _count_stored(self, tier: str, copies: Copies) -> None:
         self._counters.add(f"stored_{tier}", len(copies))

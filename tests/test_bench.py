@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import numpy as np
@@ -271,6 +272,23 @@ def test_disk_rows(tmp_path, monkeypatch):
     ]
     assert all(re.fullmatch(r"raw (O_DIRECT|buffered) loop", r.beside) for r in rows)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_fio_stands_beside_reads_where_it_is_installed(tmp_path, monkeypatch):
+    """Its rate is read from its report, at the bytes of our rounds; it has no target."""
+    tools, place = tmp_path / "tools", tmp_path / "place"
+    tools.mkdir()
+    place.mkdir()
+    fio = tools / "fio"
+    fio.write_text('#!/bin/sh\necho \'{"jobs": [{"read": {"bw_bytes": 1000000}}]}\'\n')
+    fio.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    rows = list(disk.bench_disk(place, block_bytes=1 << 16, nbytes=1 << 20, rounds=1))
+
+    assert [(r.name.split()[0], r.beside) for r in rows][2] == ("read", "fio")
+    assert rows[2].limit.median == pytest.approx(0.001)
+    assert (len(rows), rows[2].target) == (3, None)
+    assert list(place.iterdir()) == []
 
 
 def test_start_rows(tmp_path):

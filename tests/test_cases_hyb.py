@@ -78,7 +78,7 @@ def test_HYB_04_chunked_attention_is_a_window_and_an_unknown_kind_an_error() -> 
     assert lifetime("chunked", 8192) == lifetime("sliding", 8192) == (SLIDING, 8191)
     assert lifetime("full") == (FULL, 0)
     assert lifetime("state") == (STATE, 0)
-    with pytest.raises(LayoutError, match="'strided'.*full, sliding, chunked and state"):
+    with pytest.raises(LayoutError, match=r"'strided'.*full, sliding, chunked and state"):
         lifetime("strided")
 
 
@@ -293,7 +293,7 @@ def test_TIER_08_a_window_reads_only_the_blocks_inside_it(tmp_path: Path) -> Non
 
 
 def test_TOPO_02_replicated_blocks_are_stored_once_per_host() -> None:
-    """Eight ranks with equal bytes: host holds 100 blocks for 100, each is written by one rank, and all read it right."""
+    """Eight ranks with equal bytes: host holds 100 blocks for 100, one rank writes each, all read it right."""
     layout = Layout(16, (group(0, FULL, 16, 8192, replicas=8),))
     memories = [PageMemory(layout, [100]) for _ in range(8)]  # all of rank 0: the same bytes
     config = Config(host_bytes=120 * 8192)
@@ -308,7 +308,7 @@ def test_one_rank_writes_a_replicated_block_and_processes_share_the_file(tmp_pat
     """Of a store of 16 blocks each of 8 ranks copies 2, those whose slot names it; two arenas over a file are one."""
     layout = Layout(16, (group(0, FULL, 16, 4096, replicas=8),))
     size = Slabs(16 * 4096, 2, 1, 0)
-    arenas = [HostArena(size.slab_bytes, 3, layout, tmp_path / "shared") for _ in range(2)]
+    arenas = [HostArena(size.slab_bytes, 3, layout, tmp_path / "arena") for _ in range(2)]
     memories = [PageMemory(layout, [16]) for _ in range(8)]
     faults = [FailingBlocks() for _ in range(8)]
     with Rig(Sizes(host=2), layout=layout) as rig:  # its planner makes the copies

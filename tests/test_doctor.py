@@ -16,6 +16,7 @@ from kvoffload.doctor.commands import report
 from kvoffload.doctor.disk import look_at_disk
 from kvoffload.doctor.finding import Finding
 from kvoffload.doctor.machine import look_at_machine
+from kvoffload.native import Found
 
 GIB = 1 << 30
 
@@ -138,16 +139,30 @@ def test_what_is_not_built_is_said_and_why(monkeypatch):
         assert found[name].value.startswith("absent: only for ")
     assert "nvcc" in found["_cuda"].value
 
-    def refuse(name):
-        raise ImportError("libnone.so.1 is missing")
-
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(build.importlib, "import_module", refuse)
+    monkeypatch.setattr(build, "load", lambda name: Found(name, None, 0, "libnone.so.1 is missing"))
     monkeypatch.setattr(build.importlib.metadata, "version", lambda name: "1.2")
     found = {f.name: f for f in build.look_at_build()}
     assert found["_hip"].state == "look"
     assert "libnone.so.1 is missing" in found["_hip"].value
     assert found["torch"].value == "1.2"
+
+
+def test_devices_are_named(monkeypatch):
+    """A module without a device says why; with devices, how many and which."""
+
+    class Module:
+        def device_info(self, number):
+            return "Some GPU", "0000:01:00.0", 1, 1
+
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(build.importlib.metadata, "version", lambda name: "1.2")
+    monkeypatch.setattr(build, "load", lambda name: Found(name, Module(), 0, "no driver"))
+    found = {f.name: f for f in build.look_at_build()}
+    assert (found["_cuda"].value, found["_cuda"].state) == ("built; no device: no driver", "optional")
+    monkeypatch.setattr(build, "load", lambda name: Found(name, Module(), 2, ""))
+    found = {f.name: f for f in build.look_at_build()}
+    assert (found["_cuda"].value, found["_cuda"].state) == ("built; 2 x Some GPU", "ok")
 
 
 def test_a_good_folder(tmp_path):

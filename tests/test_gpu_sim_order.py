@@ -13,6 +13,9 @@ from kvoffload.copying.gpu import DeviceOptions, StreamPoint
 from kvoffload.messages import Status
 
 MODES = ("staged", "dma", "kernel")
+HELD_US = 500_000
+"""Longer than all submits of a test take, also on a busy machine."""
+
 SLOW_US = 3000
 SOURCE_READS = {"kernel", "copy_out", "batch"}
 
@@ -123,11 +126,12 @@ def test_staging_in_flight_is_not_given_out(sim):
     """Stores submitted while earlier ones are on their way never change what those store."""
     options = DeviceOptions(chunk=32 << 10, store_staging=64 << 10, load_staging=64 << 10)
     with DeviceWorld(options=options) as world:
-        sim.plant("copy_delay_us", SLOW_US)
+        sim.plant("copy_delay_us", HELD_US)
         for page in range(48):
             world.paint(page, page)
         blocks = [range(n, n + 4) for n in range(0, 48, 4)]
         handles = [world.engine.submit(world.copies(b, b), Direction.TO_HOST, None) for b in blocks]
+        sim.plant("copy_delay_us", 0)
         stored = 0
         for group, handle in zip(blocks, handles, strict=True):
             for block, status in zip(group, world.finish(handle), strict=True):
@@ -243,3 +247,17 @@ def test_close_ends_every_copy(sim, direction):
             for block, ended in zip(range(first, first + 16), status, strict=True):
                 place = world.slot if direction is Direction.TO_HOST else world.page
                 assert ended == Status.NOT_DONE or place(block) == world.content(block)
+
+
+def test_copy_streams_have_the_lowest_priority(sim):
+    """All streams of the copier have the device's lowest priority, and nothing but gathers runs elsewhere."""
+    with DeviceWorld() as world:
+        made = [o for o in sim.operations() if o[0] == "stream"]
+        mine = {o[1] for o in made if o[4] == 0}
+        assert len(mine) == 3
+        assert [o[1] for o in made if o[4] != 0] == [sim.number(world.stream)]
+        sim.forget_operations()
+        world.store(range(8), range(8))
+        world.load(range(8), range(8))
+        moving = [o for o in sim.operations() if o[0] in ("kernel", "copy_in", "copy_out")]
+        assert [o[0] for o in moving if o[1] not in mine] == ["kernel"]

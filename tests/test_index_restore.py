@@ -34,7 +34,9 @@ def forest(seed):
             key = rng.randbytes(16)
             n = next(slots[group])
             slot = (2 * (n // 4) + group) << 16 | n % 4
-            rows.append((key, rng.randint(1, 30), slot, depth + 1, int.from_bytes(parent[:4], "little"), group))
+            rows.append(
+                (key, rng.randint(1, 30), slot, depth + 1, int.from_bytes(parent[:4], "little"), group)
+            )
             known.append((key, depth + 1))
     rng.shuffle(rows)
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -89,7 +90,7 @@ def test_plots_of_a_replay(drawn, tmp_path):
 
 def test_hits_are_stacked_to_a_hundred(drawn, tmp_path):
     """Each column shows HBM, host, disk and computed blocks of its part; together they are all of it."""
-    plots.hits_over_time([(1, 2, 3, 10), (0, 0, 0, 5)], tmp_path / "hits.png", "x" * 200)
+    plots.hits_over_time([(1, 2, 3, 10), (0, 0, 0, 5)], tmp_path / "hits.png", "x" * 200, "blocks")
     axes = drawn["hits.png"]
     columns = [[bar.get_height() for bar in stack] for stack in axes.containers]
 
@@ -101,20 +102,45 @@ def test_hits_are_stacked_to_a_hundred(drawn, tmp_path):
 
 def test_distribution_of_first_tokens(drawn, tmp_path):
     """A curve per series rises from the first value to all of them."""
-    report = run_replay(open_trace(TRACE), Options(index_only=True, host_blocks=100))
     curves = {"kvoffload": [0.2, 0.1, 0.4, 0.3], "no offload": [2.0, 1.0]}
-    made = plots.plot(report, tmp_path, curves)
+    plots.distribution(curves, tmp_path / "ttft.png", "first tokens", "seconds")
     lines = drawn["ttft.png"].lines
 
-    assert [p.name for p in made] == ["hits.png", "written.png", "ttft.png"]
     assert list(lines[0].get_xdata()) == [0.1, 0.2, 0.3, 0.4]
     assert list(lines[0].get_ydata()) == [25, 50, 75, 100]
     assert lines[1].get_label() == "no offload (2)"
+    assert drawn["ttft.png"].get_xlabel() == "seconds"
+
+
+def test_plots_of_sessions(drawn, tmp_path):
+    """A session replay draws hits of the replay and the first tokens of all its runs."""
+    result = CliRunner().invoke(
+        app,
+        [
+            "replay",
+            TRACE,
+            "--sessions",
+            "2",
+            "--index-only",
+            "--window",
+            "0",
+            "--json",
+            "--plot",
+            str(tmp_path),
+        ],
+    )
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    runs = json.loads(result.stdout)["runs"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hits.png", "ttft.png"]
+    assert [line.get_label() for line in drawn["ttft.png"].lines] == [
+        f"{run['name']} ({len(run['ttfts'])})" for run in runs
+    ]
+    assert len(drawn["hits.png"].containers[0]) == len(runs[0]["series"])
 
 
 def test_plots_of_nothing(drawn, tmp_path):
     """A replay without turns or a curve without values draws empty axes instead of failing."""
-    plots.hits_over_time([], tmp_path / "hits.png", "none")
+    plots.hits_over_time([], tmp_path / "hits.png", "none", "blocks")
     plots.written_per_turn([], 16384, tmp_path / "written.png", "none")
     plots.distribution({"none": []}, tmp_path / "ttft.png", "none", "seconds")
     assert len(drawn) == 3

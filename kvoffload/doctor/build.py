@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 
 import kvoffload
 from kvoffload.doctor.finding import Finding
+from kvoffload.native import load
 
 AREA = "built"
 
@@ -64,13 +64,14 @@ def _gpu(name: str, what: str, compiler: str) -> Finding:
         return Finding(
             AREA, name, f"absent: only for {what}; not in this build, {compiler} {found}", optional=True
         )
-    try:
-        importlib.import_module(f"kvoffload.{name}")
-    except ImportError as error:
-        return Finding(
-            AREA, name, f"absent: {error}", f"build again for this Python and driver, or go without {what}"
-        )
-    return Finding(AREA, name, f"built: {what}")
+    found_module = load(name)
+    if found_module.module is None:
+        advice = f"build again for this Python and driver, or go without {what}"
+        return Finding(AREA, name, f"absent: {found_module.reason}", advice)
+    if not found_module.devices:
+        return Finding(AREA, name, f"built; no device: {found_module.reason}", optional=True)
+    names = {found_module.module.device_info(n)[0] for n in range(found_module.devices)}
+    return Finding(AREA, name, f"built; {found_module.devices} x {', '.join(sorted(names))}")
 
 
 def _package(name: str, use: str) -> Finding:

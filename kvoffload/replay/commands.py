@@ -22,7 +22,7 @@ from kvoffload.replay.cost import CostModel
 from kvoffload.replay.driver import Engine, StandstillError
 from kvoffload.replay.lanes import Lanes
 from kvoffload.replay.oracle_lru import simulate
-from kvoffload.replay.plots import need_matplotlib, plot
+from kvoffload.replay.plots import plot, plot_sessions, prepare
 from kvoffload.replay.report import Report, Setup, Tally
 from kvoffload.replay.sequential import replay_sequential
 from kvoffload.replay.session_commands import play_sessions
@@ -211,8 +211,7 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
         if sequential and lanes:
             raise ConfigError(f"--sequential with --lanes {lanes}: leave one of them out")
         if plot_into is not None:
-            need_matplotlib()
-            plot_into.mkdir(parents=True, exist_ok=True)
+            prepare(plot_into)
         options = Options(
             lanes, index_only, _size(block_bytes), device_blocks, host_blocks, disk_blocks, disk_path, check
         )
@@ -233,6 +232,8 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
             played = play_sessions(
                 open_trace(trace, block_size, form.value, rekey), session_options, as_json=as_json
             )
+            if plot_into is not None:
+                _say_drawn(plot_sessions(played, plot_into), as_json)
             raise typer.Exit(0 if played.ok else WRONG)
         report = run_replay(open_trace(trace, block_size, form.value, rekey), options, progress=True)
         drawn = plot(report, plot_into) if plot_into is not None else []
@@ -243,10 +244,14 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
         typer.echo(json.dumps(report.to_dict()))
     else:
         Console(width=80, highlight=False, markup=False).print(table(report))
-        for path in drawn:
-            typer.echo(f"drawn: {path}")
+    _say_drawn(drawn, as_json)
     if not report.ok:
         raise typer.Exit(WRONG)
+
+
+def _say_drawn(paths: list[Path], as_json: bool) -> None:
+    for path in paths:
+        typer.echo(f"drawn: {path}", err=as_json)
 
 
 def _size(text: str) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvoffload.errors import ConfigError
 from kvoffload.replay.report import TIERS, Report, percentile
+from kvoffload.replay.session_report import SessionReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,29 +36,39 @@ def need_matplotlib() -> None:
         ) from None
 
 
-def plot(report: Report, folder: Path, ttft: Series | None = None) -> list[Path]:
-    """Draw into `folder`, made if missing; the files. ttft: seconds to the first token of each request, by curve.
+def prepare(folder: Path) -> None:
+    """Everything that can go wrong with pictures, before the long work and not after it.
 
-    Raises ConfigError where matplotlib is missing, OSError where the folder cannot be written.
+    Raises ConfigError where matplotlib is missing, OSError where the folder cannot be made.
     """
     need_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
-    made = [
-        hits_over_time(report.series, folder / "hits.png", report.setup.trace),
-        written_per_turn(
-            report.written, report.setup.block_bytes, folder / "written.png", report.setup.trace
+
+
+def plot(report: Report, folder: Path) -> list[Path]:
+    """Hits and bytes per turn of a replay; the files. REQUIRES: `prepare`."""
+    name = report.setup.trace
+    return [
+        hits_over_time(
+            report.series, folder / "hits.png", f"where prompt blocks came from: {name}", "blocks"
         ),
+        written_per_turn(report.written, report.setup.block_bytes, folder / "written.png", name),
     ]
-    if ttft:
-        made.append(
-            distribution(ttft, folder / "ttft.png", f"time to first token: {report.setup.trace}", "seconds")
-        )
-    return made
 
 
-def hits_over_time(series: Sequence[Sequence[int]], path: Path, name: str) -> Path:
-    """Stacked shares of blocks by where they came from. series: (hbm, host, disk, all blocks) of each part."""
-    figure, axes = _figure(f"where prompt blocks came from: {name}")
+def plot_sessions(report: SessionReport, folder: Path) -> list[Path]:
+    """Hits of the replay itself and first tokens of all runs; the files. REQUIRES: `prepare`."""
+    name, series = report.setup.trace, [row[1:] for row in report.runs[0].series]
+    curves = {run.name: run.ttfts for run in report.runs if run.ttfts}
+    return [
+        hits_over_time(series, folder / "hits.png", f"where prompt tokens came from: {name}", "tokens"),
+        distribution(curves, folder / "ttft.png", f"time to first token: {name}", "seconds"),
+    ]
+
+
+def hits_over_time(series: Sequence[Sequence[int]], path: Path, title: str, what: str) -> Path:
+    """Stacked shares of blocks or tokens by where they came from. series: (hbm, host, disk, all) of each part."""
+    figure, axes = _figure(title)
     parts = [100 * (i + 0.5) / len(series) for i in range(len(series))]
     below = [0.0] * len(series)
     for column, label in enumerate((*TIERS, "produced")):
@@ -65,7 +76,7 @@ def hits_over_time(series: Sequence[Sequence[int]], path: Path, name: str) -> Pa
         width = 100 / max(len(series), 1)
         axes.bar(parts, shares, width, bottom=below, label=label, color=COLOURS[label])
         below = [b + s for b, s in zip(below, shares, strict=True)]
-    axes.set(xlabel="requests finished, %", ylabel="blocks, %", xlim=(0, 100), ylim=(0, 100))
+    axes.set(xlabel="requests finished, %", ylabel=f"{what}, %", xlim=(0, 100), ylim=(0, 100))
     axes.legend(loc="lower left", ncols=4)
     return _save(figure, path)
 

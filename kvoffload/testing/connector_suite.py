@@ -54,14 +54,14 @@ class ConnectorSuite(ABC):
 
     def test_what_was_stored_comes_back(self, engine: Engine) -> None:
         """The same prompt after the device has forgotten it: loaded, byte for byte, and one token less is computed."""
-        self._store(engine, 1, 160)
-        again = self._ask(engine, 2, 1, 160)
+        store(engine, 1, 160)
+        again = ask(engine, 2, 1, 160)
 
         assert (again.loaded, again.made, engine.device.mismatches) == (144, 16, 0)
 
     def test_only_what_the_device_lacks_is_loaded(self, engine: Engine) -> None:
         """The device holds 5 of 12 blocks: their pages keep their bytes, and only the others are written."""
-        self._store(engine, 1, 192)
+        store(engine, 1, 192)
         head = request(2, 1, 81)
         engine.add(head)
         settle(engine)
@@ -76,7 +76,7 @@ class ConnectorSuite(ABC):
 
     def test_a_match_is_free_of_effects(self, engine: Engine) -> None:
         """50 questions with any number of computed tokens, then nothing: no job starts and nothing is held."""
-        self._store(engine, 1, 160)
+        store(engine, 1, 160)
         seq = request(2, 1, 160)
         hits = [engine.scheduler.match(seq, 16 * (n % 9)).tokens for n in range(50)]
 
@@ -85,14 +85,14 @@ class ConnectorSuite(ABC):
 
     def test_an_engine_may_take_less(self, engine: Engine) -> None:
         """144 tokens are offered and 96 taken: one Loaded that says 96, and no byte of the pages beyond is touched."""
-        self._store(engine, 1, 160)
+        store(engine, 1, 160)
         for memory in engine.device.memories:
             memory.arrays[0][0][:] = GUARD
         seq = request(2, 1, 160)
         pages = [np.arange(10, dtype=np.int32)]
         assert engine.scheduler.match(seq, 0).tokens == 144
         engine.scheduler.allocated(seq, pages, 0, 96)
-        loaded = self._loads(engine)
+        loaded = loads(engine)
 
         assert [(item.request, item.boundary) for item in loaded] == [(2, 96)]
         assert all((memory.arrays[0][0][6:10] == GUARD).all() for memory in engine.device.memories)
@@ -103,17 +103,17 @@ class ConnectorSuite(ABC):
 
     def test_an_engine_may_take_nothing(self, engine: Engine) -> None:
         """Nothing is taken of what was offered: no Loaded ever comes."""
-        self._store(engine, 1, 160)
+        store(engine, 1, 160)
         seq = request(2, 1, 160)
         engine.scheduler.match(seq, 0)
         engine.scheduler.allocated(seq, [np.arange(10, dtype=np.int32)], 0, 0)
 
-        assert self._loads(engine, steps=20) == []
+        assert loads(engine, steps=20) == []
         assert engine.scheduler.release(2, "end_turn") == 0
 
     def test_an_abort_at_any_point_gives_the_pages_back(self, engine: Engine) -> None:
         """Aborted after 0, 1, 2 ... steps, while it waits, loads, computes and answers: no page is lost."""
-        self._store(engine, 1, 160)
+        store(engine, 1, 160)
         free = engine.device.free
         for steps in range(12):
             engine.device.forget()
@@ -147,7 +147,7 @@ class ConnectorSuite(ABC):
 
     def test_releases_that_mean_nothing(self, engine: Engine) -> None:
         """A request that was never heard of, or has been released: no hold, no error."""
-        self._store(engine, 1, 32)
+        store(engine, 1, 32)
 
         assert engine.scheduler.release(99, "abort") == 0
         assert engine.scheduler.release(99, PREEMPT) == 0
@@ -172,31 +172,31 @@ class ConnectorSuite(ABC):
         seq.table = pages
         engine.device.paint(seq, 0, 30)
         seq.computed = 30
-        self._feed(engine, Scheduled(seq, 34, pages))
+        feed(engine, Scheduled(seq, 34, pages))
         assert engine.scheduler.match(request(2, 1, 96), 0).tokens == 16
         if not self.stores_generated:
             return
         begin = seq.computed
         seq.advance(2)
         engine.device.paint(seq, begin, 32)
-        self._feed(engine, Scheduled(seq, 32, pages))
+        feed(engine, Scheduled(seq, 32, pages))
         assert engine.scheduler.match(request(3, 1, 96), 0).tokens == 32
 
     def test_answers_are_stored_or_not(self, engine: Engine) -> None:
         """A prompt of 6 blocks and an answer of 4 more: the next turn gets both back, or the prompt only."""
-        self._store(engine, 1, 96, 65)
-        turn = self._ask(engine, 2, 1, 200)
+        store(engine, 1, 96, 65)
+        turn = ask(engine, 2, 1, 200)
 
         assert turn.loaded == (160 if self.stores_generated else 96)
         assert engine.device.mismatches == 0
 
     def test_a_reset_forgets(self, engine: Engine) -> None:
         """After a reset nothing is found, and what is stored afterwards is found again."""
-        self._store(engine, 1, 160)
+        store(engine, 1, 160)
         assert engine.reset()
-        assert self._ask(engine, 2, 1, 160).loaded == 0
+        assert ask(engine, 2, 1, 160).loaded == 0
         settle(engine)
-        assert self._ask(engine, 3, 1, 160).loaded == 144
+        assert ask(engine, 3, 1, 160).loaded == 144
 
     def test_nothing_hit_nothing_changed(self, engine: Engine) -> None:
         """Prompts that share nothing: they end in the same steps as without a connector."""
@@ -228,49 +228,51 @@ class ConnectorSuite(ABC):
         engine.close()
         engine.close()
 
-    # ---- helpers ----
 
-    def _store(self, engine: Engine, text: int, prompt: int, output: int = 1) -> None:
-        """A request that computes everything; afterwards the device has forgotten it."""
-        seq = request(1, text, prompt, output)
-        engine.add(seq)
-        settle(engine)
-        engine.device.forget()
-        for memory in engine.device.memories:
-            for array in memory.arrays[0]:
-                array[:] = 0
+def store(engine: Engine, text: int, prompt: int, output: int = 1) -> None:
+    """A request that computes everything; afterwards the device has forgotten it."""
+    seq = request(1, text, prompt, output)
+    engine.add(seq)
+    settle(engine)
+    engine.device.forget()
+    for memory in engine.device.memories:
+        for array in memory.arrays[0]:
+            array[:] = 0
 
-    def _ask(self, engine: Engine, number: int, text: int, prompt: int) -> Sequence:
-        """A request over a device that remembers nothing."""
-        engine.device.forget()
-        seq = request(number, text, prompt)
-        engine.add(seq)
-        settle(engine)
-        return seq
 
-    def _feed(self, engine: Engine, item: Scheduled) -> None:
-        """One step with this item and many without."""
-        for number in range(200):
-            metadata = engine.scheduler.step([item] if number == 0 else [], engine.clock.now)
-            for worker in engine.workers:
-                worker.before_forward(metadata)
-                worker.after_forward(metadata)
-            engine.scheduler.update([report for worker in engine.workers for report in worker.poll()])
-            step(engine)
+def ask(engine: Engine, number: int, text: int, prompt: int) -> Sequence:
+    """A request over a device that remembers nothing."""
+    engine.device.forget()
+    seq = request(number, text, prompt)
+    engine.add(seq)
+    settle(engine)
+    return seq
 
-    def _loads(self, engine: Engine, steps: int = 5000) -> list[Loaded]:
-        """Step by hand until a load has ended, or so many steps; all Loaded."""
-        loaded: list[Loaded] = []
-        for _ in range(steps):
-            metadata = engine.scheduler.step([], engine.clock.now)
-            for worker in engine.workers:
-                worker.before_forward(metadata)
-                worker.after_forward(metadata)
-            update = engine.scheduler.update([r for worker in engine.workers for r in worker.poll()])
-            loaded += update.loaded
-            if loaded:
-                break
-        return loaded
+
+def feed(engine: Engine, item: Scheduled) -> None:
+    """One step with this item and many without."""
+    for number in range(200):
+        metadata = engine.scheduler.step([item] if number == 0 else [], engine.clock.now)
+        for worker in engine.workers:
+            worker.before_forward(metadata)
+            worker.after_forward(metadata)
+        engine.scheduler.update([report for worker in engine.workers for report in worker.poll()])
+        step(engine)
+
+
+def loads(engine: Engine, steps: int = 5000) -> list[Loaded]:
+    """Step by hand until a load has ended, or so many steps; all Loaded."""
+    loaded: list[Loaded] = []
+    for _ in range(steps):
+        metadata = engine.scheduler.step([], engine.clock.now)
+        for worker in engine.workers:
+            worker.before_forward(metadata)
+            worker.after_forward(metadata)
+        update = engine.scheduler.update([r for worker in engine.workers for r in worker.poll()])
+        loaded += update.loaded
+        if loaded:
+            break
+    return loaded
 
 
 def request(number: int, text: int, prompt: int, output: int = 1) -> Sequence:

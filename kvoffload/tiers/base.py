@@ -19,7 +19,8 @@ class Tier(ABC):
     """Slots named by the planner; the tier moves bytes and vouches for them.
 
     Thread: `read` and `write` may run at the same time from several threads, never on the same slot (the
-    planner pins); the other methods run alone. Lifetime: the arena must outlive every call that was given it.
+    planner pins); `reset` and `probe` beside reads, never beside a write; the other methods run alone. Lifetime: the
+    arena must outlive every call that was given it.
     A copy whose slot does not exist in tier or arena fails like any other and touches nothing.
     """
 

@@ -127,8 +127,9 @@ def adopt(found: Manifest | None, wanted: Manifest, directory: Path) -> Manifest
 
 
 def bumped(manifest: Manifest) -> Manifest:
-    """The same with another epoch: no record of before is valid."""
-    return replace(manifest, epoch=(manifest.epoch + 1) % (1 << 63))
+    """The same with an epoch that was never used: no record of before is valid, nor one of a reset whose manifest
+    was not saved."""
+    return replace(manifest, epoch=secrets.randbits(63))
 
 
 def _typed(body: dict[str, Any]) -> Manifest:

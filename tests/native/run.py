@@ -2,7 +2,7 @@
 
 The device copy path is part of it: csrc/gpu.cu is compiled as C++ over the simulated runtime.
 
-A driver is a program that returns 0 when all is right. Each is built and run twice: with ASAN + UBSAN and with TSAN.
+A driver is a program that returns 0 when all is right; its argument is an empty folder. Each is built and run twice: with ASAN + UBSAN and with TSAN.
 `--python` builds the module _C with ASAN + UBSAN in a copy of the tree instead, and runs the Python tests that use it.
 
 Where the compiler has no sanitizer that is said, and is an error when CI=true.
@@ -91,7 +91,9 @@ def run_drivers(name: str, drivers: list[Path]) -> None:
         program = folder / driver.stem
         run([*CXX, *flags, "-pthread", str(mine), *map(str, objects[: len(core)]), "-o", str(program)])
         prefix = fixed_addresses() if name == "tsan" else []
-        run([*prefix, str(program)], env={**os.environ, **OPTIONS}, timeout=DRIVER_SECONDS)
+        with tempfile.TemporaryDirectory() as scratch:
+            command = [*prefix, str(program), scratch]
+            run(command, env={**os.environ, **OPTIONS}, timeout=DRIVER_SECONDS)
         print(f"{name} {driver.stem}: ok", flush=True)
 
 

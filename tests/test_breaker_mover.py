@@ -1,0 +1,277 @@
+"""The mover under exceptions, shared transit slots, cancelled and stuck work: never wrong bytes, always an end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvoffload.chunks import load_chunks
+from kvoffload.config import Config
+from kvoffload.copying.cpu import CpuCopyEngine
+from kvoffload.copying.base import Direction
+from kvoffload.errors import ConfigError
+from kvoffload.local import Local
+from kvoffload.messages import Copies, CopyFlag, Job, JobKind, Plans, Status
+from kvoffload.mover import Mover
+from kvoffload.sizing import Slabs
+from kvoffload.testing.blocks import make_copies, make_key
+from kvoffload.testing.faults import Fault, FaultyEngine, FaultyTier, Gated, Op
+from kvoffload.testing.paint import paint, verify
+from kvoffload.testing.pool import PageMemory
+from kvoffload.testing.rig import BLOCK_BYTES, Keys, Rig, Sizes, one_group
+from kvoffload.tiers.base import Tier
+from kvoffload.tiers.memory import MemoryTier
+
+SLAB = 8 * BLOCK_BYTES
+LAYOUT = one_group()
+
+
+class Raising(Fault):
+    """Calls numbered from 1 in `calls` raise, as a medium never should."""
+
+    def __init__(self, op: Op, calls: Collection[int]) -> None:
+        self._op = op
+        self.calls = calls
+        self._seen = 0
+
+    def begin(self, op: Op, copies: Copies) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        if op is self._op:
+            self._seen += 1
+            if self._seen in self.calls:
+                raise RuntimeError("planted")
+        return np.zeros(len(copies), np.bool_)
+
+
+class Bench:
+    """One mover over a memory tier, with hand-made jobs; blocks 0 to 15 are on disk in slots of two slabs."""
+
+    def __init__(self, *, tier: tuple[Fault, ...] = (), copies: tuple[Fault, ...] = ()) -> None:
+        self.memory = PageMemory(LAYOUT, [64])
+        inner = MemoryTier(LAYOUT, SLAB, 2)
+        self.tier: Tier = FaultyTier(inner, *tier)
+        engine = FaultyEngine(CpuCopyEngine(), *copies)
+        self.mover = Mover(0, LAYOUT, Slabs(SLAB, 2, 1, 2), engine, self.tier, chunk_bytes=8 * BLOCK_BYTES)
+        self.mover.register(self.memory.pools)
+        self.keys = Keys.of(range(16)).keys
+        self.disk = [slab << 16 | i for slab in range(2) for i in range(8)]
+        for number, key in enumerate(self.keys):
+            paint(self.memory, 0, np.array([number]), key[None])
+        stores = make_copies(
+            0, [k.tobytes() for k in self.keys], page=range(16), host=self.disk, disk=self.disk
+        )
+        self._run(JobKind.STORE, stores)
+        writes = stores.copy()
+        self._run(JobKind.WRITE, writes)
+        for array in self.memory.arrays[0]:
+            array[:] = 0
+
+    def _run(self, kind: JobKind, copies: Copies) -> None:
+        self.mover.submit(Plans((Job(1000 + kind, kind, copies),)))
+        assert self.mover.wait([1000 + kind], 30.0)
+        assert [o.status is None or not o.status.any() for o in self.mover.poll()] == [True]
+
+    def load(self, hosts: list[int], flags: CopyFlag = CopyFlag.READ | CopyFlag.TRANSIT) -> Copies:
+        """Copies of blocks 0, 1, 2, ... from disk to pages 32, 33, ... through the given host slots."""
+        n = len(hosts)
+        copies = make_copies(
+            0, [k.tobytes() for k in self.keys[:n]], page=range(32, 32 + n), host=hosts, disk=self.disk[:n]
+        )
+        copies["flags"] = flags
+        return copies
+
+    def wrong(self, n: int) -> int:
+        return len(verify(self.memory, 0, np.arange(32, 32 + n), self.keys[:n]))
+
+
+@pytest.mark.parametrize("ring", ["aabcd", "aaaab", "abcdabcdefghab", "abababcdefgh", "abacadaeafag"])
+def test_copies_that_share_a_transit_slot_never_meet_in_one_read(ring: str) -> None:
+    """Whatever the order in which slots come back, as retries and waiting copies mix them, every page is right."""
+    bench = Bench()
+    hosts = [2 << 16 | ord(c) - ord("a") for c in ring]
+    bench.mover.submit(Plans((Job(1, JobKind.LOAD, bench.load(hosts)),)))
+    assert bench.mover.wait([1], 30.0)
+    (outcome,) = bench.mover.poll()
+    assert outcome.status is None or not outcome.status.any()
+    assert bench.wrong(len(ring)) == 0
+    bench.mover.close()
+
+
+def test_no_chunk_holds_a_transit_slot_twice() -> None:
+    """Over drawn slots of two groups: chunks cover all copies in order, and a slot stands in each at most once."""
+    import random
+
+    for seed in range(200):
+        chance = random.Random(seed)
+        n = chance.randrange(1, 40)
+        copies = make_copies(0, [make_key(i) for i in range(n)])
+        copies["group"] = [chance.randrange(2) for _ in range(n)]
+        copies["host"] = [chance.randrange(5) for _ in range(n)]
+        copies["flags"] = [chance.choice([0, 1, 3]) for _ in range(n)]
+        parts = list(load_chunks(copies, 4))
+        assert [i for p in parts for i in range(p.start, p.stop)] == list(range(n))
+        for part in parts:
+            some = copies[part][copies["flags"][part] == 3]
+            places = list(zip(some["group"].tolist(), some["host"].tolist(), strict=True))
+            assert len(set(places)) == len(places)
+            assert part.stop - part.start <= 4
+
+
+def test_an_exception_in_a_read_leaves_no_block_visible(tmp_path: Path) -> None:
+    """The tier raises in every read of a load: host must not show slots that no byte came into."""
+    fault = Raising(Op.READ, range(1, 1000))
+    with Rig(Sizes(host=2, transit=1, disk=8), path=tmp_path, tier_faults=[fault]) as rig:
+        chain = Keys.of(range(6))
+        rig.store(chain)
+        for start in (100, 200, 300):
+            rig.store(Keys.of(range(start, start + 8)))
+        assert rig.match(chain).disk == 6
+        _, finished, wrong = rig.load(chain)
+        assert [f.boundary for f in finished] == [0]
+        assert (rig.codes(chain) & 1).sum() == 0
+        fault.calls = ()
+        _, _, wrong = rig.load(chain)
+        assert wrong == 0
+        rig.check()
+
+
+def test_a_load_that_breaks_ends_after_its_running_device_copies() -> None:
+    """The second read raises while the first chunk is held on its way to the device: no outcome until that ended."""
+    gate = Gated([Op.TO_DEVICE])
+    bench = Bench(tier=(Raising(Op.READ, {2}),), copies=(gate,))
+    bench.mover.submit(
+        Plans(
+            (
+                Job(
+                    1,
+                    JobKind.LOAD,
+                    bench.load([i for i in range(8)] + [1 << 16 | i for i in range(8)], CopyFlag.READ),
+                ),
+            )
+        )
+    )
+    assert gate.arrived()
+    assert not bench.mover.wait([1], 0.2)
+    assert bench.mover.poll() == []
+    gate.release()
+    assert bench.mover.wait([1], 30.0)
+    (outcome,) = bench.mover.poll()
+    assert outcome.status is not None
+    assert set(outcome.status.tolist()) == {Status.NOT_DONE}
+    bench.mover.close()
+
+
+@pytest.mark.parametrize("kind", [JobKind.STORE, JobKind.LOAD])
+def test_a_copy_engine_that_refuses_a_job_does_not_reach_the_engine(kind: JobKind) -> None:
+    """submit of the copy engine raises: the job ends COPY_FAILED with the reason, and the caller goes on."""
+    op = Op.TO_HOST if kind is JobKind.STORE else Op.TO_DEVICE
+    bench = Bench(copies=(Raising(op, {2 if kind is JobKind.STORE else 1}),))
+    copies = bench.load([0, 1, 2], CopyFlag(0))
+    bench.mover.submit(Plans((Job(1, kind, copies),)))
+    (outcome,) = bench.mover.poll()
+    assert outcome.status is not None
+    assert outcome.status.tolist() == [Status.COPY_FAILED] * 3
+    assert "planted" in outcome.error
+    bench.mover.close()
+
+
+def test_a_cancelled_job_behind_a_stuck_read_ends_at_once() -> None:
+    """Both load threads hang in the medium: a queued load that is cancelled ends NOT_DONE without them."""
+    gate = Gated([Op.READ])
+    bench = Bench(tier=(gate,))
+    jobs = [Job(n, JobKind.LOAD, bench.load([3 * n, 3 * n + 1][:2], CopyFlag.READ)) for n in (0, 1)]
+    jobs = [Job(n + 1, j.kind, j.copies) for n, j in enumerate(jobs)]
+    bench.mover.submit(Plans((*jobs, Job(3, JobKind.LOAD, bench.load([1 << 16], CopyFlag.READ)))))
+    assert gate.arrived() and gate.arrived()
+    bench.mover.submit(Plans((), (3, 3, 99)))
+    bench.mover.submit(Plans((), (3,)))
+    (outcome,) = bench.mover.poll()
+    assert (outcome.job, outcome.status is not None and outcome.status.tolist()) == (3, [Status.NOT_DONE])
+    assert bench.mover.poll() == []
+    gate.release()
+    assert bench.mover.wait([1, 2, 3], 30.0)
+    assert sorted(o.job for o in bench.mover.poll()) == [1, 2]
+    bench.mover.close()
+
+
+def test_waiting_probes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is off and whose thread hangs gets one probe, however often the engine polls."""
+    monkeypatch.setattr("kvoffload.mover.PROBE_SECONDS", 0.0)
+    stuck, probes = threading.Event(), []
+    fault = Fault()
+    bench = Bench(tier=(fault,))
+    inner_probe = bench.tier.probe
+
+    def probe() -> bool:
+        probes.append(1)
+        assert stuck.wait(30.0)
+        return inner_probe()
+
+    monkeypatch.setattr(bench.tier, "probe", probe)
+    fault.healthy = False
+    for _ in range(50):
+        bench.mover.poll()
+    assert bench.mover._writes._work_queue.qsize() <= 1
+    stuck.set()
+    fault.healthy = True
+    bench.mover.close()
+    assert len(probes) == 1
+
+
+def test_a_reset_that_fails_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tier cannot make a reset durable: a warning names the rank and the reason."""
+    bench = Bench()
+
+    def reset() -> None:
+        raise OSError("no space for the manifest")
+
+    monkeypatch.setattr(bench.tier, "reset", reset)
+    with caplog.at_level(logging.WARNING):
+        bench.mover.submit(Plans(reset_disk=True))
+        bench.mover.close()
+    assert "rank 0" in caplog.text and "no space for the manifest" in caplog.text
+
+
+def test_a_mover_that_cannot_be_made_leaves_the_disk_unlocked(tmp_path: Path) -> None:
+    """Host memory that is not there: the error leaves no lock, so a second try with less opens."""
+    layout = one_group()
+    config = Config(host_bytes=1 << 22, disk_path=tmp_path, disk_bytes=1 << 21, model_id="m")
+    memory = PageMemory(layout, [4])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvoffload.arena.available_host_bytes", lambda: 4096)
+        with pytest.raises(ConfigError):
+            Local.open(config, layout, [memory.pools])
+    with Local.open(config, layout, [memory.pools]):
+        pass
+
+
+def test_handles_of_several_threads_do_not_disturb_each_other() -> None:
+    """Submits of one thread while another waits and queries: every handle of each ends OK."""
+    memory = PageMemory(LAYOUT, [8])
+    mover = Mover(0, LAYOUT, Slabs(SLAB, 1, 1, 0), engine := CpuCopyEngine())
+    mover.register(memory.pools)
+    bad: list[object] = []
+
+    def work(first: int) -> None:
+        copies = make_copies(0, [make_key(first)], page=[first], host=[first])
+        for _ in range(2000):
+            handle = engine.submit(copies, Direction.TO_HOST, None)
+            if not engine.wait(handle, 30.0):
+                bad.append("timeout")
+            status = engine.query(handle)
+            if status is None or status.any():
+                bad.append(status)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    mover.close()
+    assert bad == []
