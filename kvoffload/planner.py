@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from kvoffload.agreement import agree, common_records
 from kvoffload.config import Config
@@ -285,6 +286,11 @@ class Planner:
             return 0
         index = self._tiers.index
         return sum(int(row["pinned"]) for tier in (HOST, DISK) for row in index.usage(tier)["groups"])
+
+    def usage(self, tier: str) -> dict[str, Any]:
+        """Slots of a tier by group, and slabs that no group owns: as Index.usage. REQUIRES: ready."""
+        assert self._tiers is not None
+        return self._tiers.index.usage(HOST if tier == "host" else DISK)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError naming the first invariant of the index that does not hold."""

@@ -21,6 +21,7 @@ from kvoffload.replay.base import ReplayRequest, requests_of
 from kvoffload.replay.cost import CostModel
 from kvoffload.replay.driver import Engine, StandstillError
 from kvoffload.replay.lanes import Lanes
+from kvoffload.replay.model_commands import play_model
 from kvoffload.replay.oracle_lru import simulate
 from kvoffload.replay.plots import plot, plot_sessions, prepare
 from kvoffload.replay.report import Report, Setup, Tally
@@ -199,6 +200,16 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     controls: Annotated[
         bool, typer.Option("--controls/--no-controls", help="Beside it: no offload, infinite, rewrite all.")
     ] = True,
+    model: Annotated[
+        str,
+        typer.Option("--model", metavar="NAME", help="Play the groups of a known model, like gemma-3-27b."),
+    ] = "",
+    scale_bytes: Annotated[
+        int, typer.Option("--scale-bytes", min=1, metavar="F", help="Divide all bytes of --model by F.")
+    ] = 1,
+    retention: Annotated[
+        str, typer.Option("--retention", metavar="RULE", help="Of --model: boundaries, dense or 'every N'.")
+    ] = "boundaries",
     as_json: Json = False,
 ) -> None:
     """Replay a trace through HBM, host and disk: hits by tier, what was written, and whether a byte was
@@ -235,6 +246,10 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
             if plot_into is not None:
                 _say_drawn(plot_sessions(played, plot_into), as_json)
             raise typer.Exit(0 if played.ok else WRONG)
+        if model:
+            opened = open_trace(trace, block_size, form.value, rekey)
+            right = play_model(opened, model, scale_bytes, retention, index_only=index_only, as_json=as_json)
+            raise typer.Exit(0 if right else WRONG)
         report = run_replay(open_trace(trace, block_size, form.value, rekey), options, progress=True)
         drawn = plot(report, plot_into) if plot_into is not None else []
     except KVOffloadError as error:
