@@ -79,6 +79,8 @@ class Planner:
         self.config = config
         self.counters = Counters()
         self.ranks = ranks
+        self.find_forks = True
+        """False only to measure what the tails at fork points are worth."""
         self.alike = 1 if joined else ranks
         self._exact = exact or ExactSlots()
         self._inventories: dict[int, Inventory] = {}
@@ -164,7 +166,7 @@ class Planner:
         if self._tiers is None:
             return Offer(0, 0, 0, False)
         computed = min(computed, len(chain.keys) * self.layout.base_tokens)
-        if self._tiers.tails.by_boundary and not state.offered:
+        if self._tiers.tails.by_boundary and self.find_forks and not state.offered:
             state.forks = fork_point(state, self.layout)
         self.counters.add("produced", newly_produced(state, computed, self.layout.base_tokens))
         return self._tiers.stores.offer(state, computed, pages, self._deadline)

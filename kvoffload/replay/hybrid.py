@@ -53,7 +53,8 @@ class GroupFigures:
 @dataclass(frozen=True, slots=True)
 class ModelReport:
     """Bytes, tokens. working_set: slot bytes that a host tier without limit comes to hold; payload: block bytes that
-    host holds at the end; full: something had to be evicted; broken: identities that do not hold."""
+    host holds at the end; padding: what its slots have beyond that, as a share of it; full: something had to be
+    evicted; broken: identities that do not hold."""
 
     model: str
     scale: int
@@ -259,8 +260,10 @@ def _report(
     owned, unowned = sum(row["slabs"] for row in rows), usage["slabs_unowned"]
     if owned + unowned != slabs.host:
         broken.append(f"{owned} owned and {unowned} unowned slabs are not {slabs.host}")
-    dense = [g.block_bytes / g.tokens_per_block for g in layout.groups]
-    slots = [g.slot_bytes / g.tokens_per_block for g in layout.groups]
+    payload, slots = (
+        sum(row["used"] * size for row, size in zip(rows, sizes, strict=True))
+        for sizes in ([g.block_bytes for g in layout.groups], [g.slot_bytes for g in layout.groups])
+    )
     totals_now = planner.stats().totals
     return ModelReport(
         model=model.name,
@@ -272,8 +275,8 @@ def _report(
         working_set=working_set,
         budget=budget,
         mapped=(slabs.host + slabs.transit) * slabs.slab_bytes,
-        payload=sum(row["used"] * g.block_bytes for row, g in zip(rows, layout.groups, strict=True)),
-        padding=sum(slots) / sum(dense) - 1,
+        payload=payload,
+        padding=slots / max(payload, 1) - 1,
         full=totals_now["evicted_host"] > 0,
         slabs_moved=totals_now["moved"],
         mismatches=replay.mismatches,
@@ -284,7 +287,7 @@ def _report(
                 block_bytes=g.block_bytes,
                 slot_bytes=g.slot_bytes,
                 stored=int(replay.counting.stored[g.id]) * g.block_bytes / max(produced, 1),
-                dense=dense[g.id],
+                dense=g.block_bytes / g.tokens_per_block,
                 resident=rows[g.id]["used"],
                 free=rows[g.id]["free"],
                 slabs=rows[g.id]["slabs"],

@@ -45,7 +45,7 @@ def show(report: ModelReport, console: Console) -> None:
             "payload, of the budget",
             f"{report.payload / report.budget:.4f}" + ("" if report.full else " (not full)"),
         ),
-        ("padding, of all bytes", f"{report.padding:.4f}"),
+        ("padding, of the payload", f"{report.padding:.4f}"),
         ("slabs that changed owner", f"{report.slabs_moved:,}"),
         ("wrong blocks", f"{report.mismatches:,}"),
     ):
