@@ -16,7 +16,7 @@ from kvoffload.arena import available_host_bytes
 from kvoffload.bench.copy import bench_copy
 from kvoffload.bench.disk import bench_disk
 from kvoffload.bench.hash import bench_hash
-from kvoffload.bench.index import SMALL, bench_match
+from kvoffload.bench.index import SMALL, bench_match, bench_match_groups
 from kvoffload.bench.planner import bench_planner
 from kvoffload.bench.retention import Case, Growth, bench_retention
 from kvoffload.bench.rows import Row
@@ -47,9 +47,13 @@ def index(as_json: Json = False, quick: Quick = False) -> None:
     """Match, pins, memory and store bookkeeping of planner and index."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
     sizes = {"sizes": (SMALL,)} if quick else {}
-    _report(
-        "index", chain(bench_match(rounds=rounds, **sizes), bench_planner(rounds=rounds)), rounds, as_json
+    others = {"others": (0,)} if quick else {}
+    rows = chain(
+        bench_match(rounds=rounds, **sizes),
+        bench_match_groups(rounds=rounds, **others),
+        bench_planner(rounds=rounds),
     )
+    _report("index", rows, rounds, as_json)
 
 
 @app.command("hash")
