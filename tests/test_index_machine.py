@@ -112,6 +112,16 @@ class IndexMachine(RuleBasedStateMachine):
 
         self.model.begin_read(segment, keys, (begins, ends), copies)
 
+    @rule(data=st.data(), path=PATHS)
+    def retire(self, data, path):
+        segment, keys = self.segment(data), chain(path)
+        begins, ends, _ = self.spans(data, path)
+        others = sorted(self.model.open - {segment})
+        into = data.draw(st.sampled_from(others)) if others and data.draw(st.booleans()) else None
+        count = self.index.retire(segment, keys, begins, ends, into)
+
+        assert count == self.model.retire(segment, keys, begins, ends, into)
+
     @rule(limit=st.integers(0, 4))
     def write(self, limit):
         copies = self.index.next_writes(limit)
