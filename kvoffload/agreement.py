@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvoffload.messages import Geometry, Inventory
+from kvoffload.messages import RECORD_DTYPE, Geometry, Inventory
 
 
 def agree(ranks: Sequence[Inventory]) -> Geometry:
@@ -21,11 +21,15 @@ def agree(ranks: Sequence[Inventory]) -> Geometry:
 
 
 def common_records(ranks: Sequence[Inventory]) -> NDArray[np.void]:
-    """Records, by (group, slot, key), that every rank reports; rank 0's copy of them."""
-    records = ranks[0].records
-    for other in ranks[1:]:
-        records = records[np.isin(_places(records), _places(other.records))]
-    return records
+    """Records, by (group, slot, key), that every rank reports that has the group; the first such rank's copy."""
+    parts = [np.empty(0, RECORD_DTYPE)]
+    for group in range(len(ranks[0].slots_per_slab)):
+        holders = [r.records[r.records["group"] == group] for r in ranks if group not in r.lacks]
+        common = holders[0] if holders else parts[0]
+        for other in holders[1:]:
+            common = common[np.isin(_places(common), _places(other))]
+        parts.append(common)
+    return np.concatenate(parts)
 
 
 def _places(records: NDArray[np.void]) -> NDArray[np.void]:

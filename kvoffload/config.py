@@ -19,6 +19,9 @@ AUTO_FRACTION = 2
 """Auto sizing takes 1/2 of the memory that is available now, over all ranks together: the engine loads weights and
 pins buffers in the other half."""
 
+MAX_ADMISSION = 15
+"""The index counts no more touches of a block (csrc/entry_pool.h, kMaxTouches)."""
+
 POLICIES = ("lru", "rri", "rri-keep")
 COPY_MODES = ("auto", "staged", "dma", "kernel")
 RETENTIONS = ("boundaries", "dense", "every N")
@@ -82,7 +85,7 @@ class Config:
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Config:
         """The configuration that a user wrote: sizes are words ("64GiB", "auto" for host_bytes), paths are text."""
-        unknown = sorted(set(options) - set(_NAMES))
+        unknown = sorted(map(str, set(options) - set(_NAMES)))
         if unknown:
             near = difflib.get_close_matches(unknown[0], _NAMES, 1, 0)[0]
             raise ConfigError(
@@ -197,7 +200,10 @@ _CHECKS: dict[str, Check] = {
     "store_generated": _kind(bool, "true or false"),
     "host_policy": _one_of(POLICIES),
     "disk_policy": _one_of(POLICIES),
-    "disk_admission": _whole(1),
+    "disk_admission": (
+        lambda v: _whole(1)[0](v) and v <= MAX_ADMISSION,
+        f"a whole number >= 1 and <= {MAX_ADMISSION}",
+    ),
     "disk_write_budget": _optional(_whole(1)),
     "checksum": _kind(bool, "true or false"),
     "deadline_s": (

@@ -131,10 +131,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inventory:
-    """What one rank can give. Slot bytes are 0 for a group the rank lacks.
+    """What one rank can give.
 
     slots_per_slab: what fits this rank's slabs; the planner takes the minimum over ranks.
-    records: (n,) of RECORD_DTYPE, the blocks found on disk.
+    records: (n,) of RECORD_DTYPE, the blocks found on disk. lacks: groups of which the rank holds no bytes; it reports
+    their copies as OK.
     """
 
     slots_per_slab: tuple[int, ...]
@@ -142,6 +143,7 @@ class Inventory:
     transit_slabs: int
     disk_slabs: int
     records: NDArray[np.void] = field(default_factory=lambda: np.empty(0, RECORD_DTYPE))
+    lacks: tuple[int, ...] = ()
 
 
 _TYPES = {c.__name__: c for c in (Job, Geometry, Plans, Outcome, Inventory)}

@@ -14,15 +14,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvoffload.arena import HostArena
 from kvoffload.chunks import chunks, load_chunks, share_slots
 from kvoffload.copying.base import CopyEngine, Direction
-from kvoffload.layout import Layout, Pools
+from kvoffload.errors import ConfigError
+from kvoffload.layout import Layout, Pools, distinct
 from kvoffload.messages import Copies, CopyFlag, Inventory, Job, JobKind, Outcome, Plans, Status, StatusArray
+from kvoffload.sharing import Share
 from kvoffload.sizing import Slabs
 from kvoffload.tiers.base import Tier
 
@@ -63,18 +65,27 @@ class Mover:
         copier: CopyEngine,
         tier: Tier | None = None,
         *,
+        arena: HostArena | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """The mover owns `copier` and `tier` from here on and closes them; host memory is mapped now."""
+        """The mover owns `copier` and `tier` from here on and closes them; host memory is mapped now.
+
+        arena: host memory that all ranks of this host share, for layouts of replicated groups; its owner closes it
+        after all movers. Raises ConfigError together with a tier: its reads are not told to the other ranks.
+        """
+        if arena is not None and tier is not None:
+            raise ConfigError("host memory shared by ranks with a disk tier: leave one of them out")
         self.rank = rank
         self.layout = layout
+        self._owns_arena = arena is None
         try:
-            self.arena = HostArena(slabs.slab_bytes, slabs.host + slabs.transit, layout)
+            self.arena = arena or HostArena(slabs.slab_bytes, slabs.host + slabs.transit, layout)
         except BaseException:
             copier.close()
             if tier is not None:
                 tier.close()
             raise
+        self._share = Share(layout, rank, shared=arena is not None)
         self._slabs = slabs
         self._copier = copier
         self._tier = tier
@@ -93,27 +104,32 @@ class Mover:
 
     def register(self, pools: Pools) -> Inventory:
         """Fix the device pages, and say what this rank can give. Call once, before `submit`."""
-        self._copier.register(self.layout, pools, self.arena)
+        self._copier.register(self.layout, tuple(distinct(pool) for pool in pools), self.arena)
         records = {} if self._tier is None else {"records": self._tier.records()}
         return Inventory(
             self.layout.slots_per_slab(self._slabs.slab_bytes),
             self._slabs.host,
             self._slabs.transit,
             0 if self._tier is None else self._tier.slabs,
+            lacks=tuple(g.id for g in self.layout.groups if not g.block_bytes),
             **records,
         )
 
     def submit(self, plans: Plans, events: Mapping[int, object] | None = None) -> None:
         """Start every job of the plans. events: by job id, the device event after which its copies may start (a
         store: its producer; a load: the last reader of its pages); None on a device without streams."""
-        for job_id in plans.cancels:
-            self._cancel(job_id)
         if plans.reset_disk and self._tier is not None:
             self._writes.submit(self._guard(None, self._reset))
         for job in plans.jobs:
             self._submit(job, (events or {}).get(job.id))
+        for job_id in plans.cancels:  # a job may be sent with its cancel: its deadline has passed already
+            self._cancel(job_id)
 
     def _submit(self, job: Job, event: object) -> None:
+        job = self._share.of(job)
+        if not len(job.copies):
+            self._done.append(Outcome(job.id, self.rank))
+            return
         reads = job.kind is JobKind.LOAD and (job.copies["flags"] & CopyFlag.READ).any()
         if job.kind in (JobKind.STORE, JobKind.LOAD) and not reads:
             self._submit_copy(job, event)
@@ -239,7 +255,9 @@ class Mover:
         return self._with_health(outcomes)
 
     def _with_health(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """Put the state of the disk on every outcome; send one for itself when it changes."""
+        """Outcomes over all copies asked for, with the state of the disk; one for itself when that changes."""
+        if not self._share.plain:
+            outcomes = [replace(o, status=self._share.whole(o.job, o.status)) for o in outcomes]
         if self._tier is None:
             return outcomes
         healthy = self._tier.healthy
@@ -278,7 +296,8 @@ class Mover:
         self._copier.close()
         if self._tier is not None:
             self._tier.close()
-        self.arena.close()
+        if self._owns_arena:
+            self.arena.close()
 
 
 def _described(failure: Exception) -> str:

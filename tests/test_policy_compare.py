@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from kvoffload.cli import app
 from kvoffload.errors import TraceError
 from kvoffload.replay.base import requests_of
+from kvoffload.replay.commands import Options, run_replay
 from kvoffload.replay.compare import compare, gaps, run_policy
 from kvoffload.replay.oracle_lru import simulate
 from kvoffload.replay.tiers import Capacity, Policies
@@ -103,3 +104,16 @@ def test_what_cannot_be_compared_is_said(options: list[str]) -> None:
     run = CliRunner().invoke(app, ["replay", "adversary:scans:0:9", *options])
     assert run.exit_code == 2
     assert "error:" in run.output
+
+
+@pytest.mark.parametrize("policy", ["lru", "rri"])
+def test_concurrent_requests_get_right_bytes_under_both_policies(policy: str) -> None:
+    """Six lanes over device pages, host and disk: every block that comes back is right, and every identity holds."""
+    trace = Adversary("shift", 0, 120).trace()
+    options = Options(
+        6, block_bytes=256, device_blocks=2600, host_blocks=800, disk_blocks=20_000, host_policy=policy
+    )
+    report = run_replay(trace, options)
+    assert (report.mismatches, report.broken()) == (0, [])
+    assert report.requests == 120
+    assert report.hits[1] + report.hits[2] > 0

@@ -92,6 +92,7 @@ class LocalTiers(Tiers):
         self._planner = planner
         self._times = times
         self._now = 0.0
+        self._ended: list[Finished] = []  # seen while the time went on, not handed out yet
 
     def _clock(self) -> float:
         return self._now
@@ -101,7 +102,7 @@ class LocalTiers(Tiers):
         started = self._times[int(request.id)]
         if started > self._now:
             self._now = started
-            self.local.step()
+            self._ended += self.local.step()
 
     def match(self, request: RequestInfo, chain: ChainLike, computed: int) -> Match:
         if self._times:
@@ -118,7 +119,8 @@ class LocalTiers(Tiers):
         return self._planner.finish(request.id, reason, self._now if self._times else now)
 
     def step(self, now: float) -> Sequence[Finished]:
-        return self.local.step()
+        ended, self._ended = [*self._ended, *self.local.step()], []
+        return ended
 
     def backlog(self) -> Backlog:
         exposed, pinned = self._planner.backlog()
