@@ -30,6 +30,7 @@ from kvoffload.messages import (
 from kvoffload.mover import NullMover
 from kvoffload.planner import ExactSlots, Planner
 from kvoffload.requests import RequestInfo
+from kvoffload.stores import WriteBudget
 from kvoffload.testing.faults import Failing, Gated, Op
 from kvoffload.testing.rig import Keys, Rig, Sizes, one_group
 
@@ -317,6 +318,17 @@ def test_a_block_in_another_slot_on_another_rank_is_not_restored() -> None:
     planner.attach(1, Inventory((8,), 1, 1, 1, moved))
     assert planner.match(RequestInfo(1), chain).disk == 2
     planner.check_integrity()
+
+
+def test_an_overdrawn_write_budget_allows_no_block() -> None:
+    """Writes by transit are spent after the fact: below zero nothing may be written, and nothing is asked for."""
+    budget = WriteBudget(1 << 20)
+    budget.refill(0.0)
+    budget.spend(3 << 20)
+    assert budget.blocks(4096) == 0
+    budget.refill(3600.0 * 2.5)
+    assert budget.blocks(4096) == 128
+    assert WriteBudget(1 << 20).blocks(0) > 0
 
 
 def test_deadlines_of_ended_jobs_do_not_pile_up() -> None:
