@@ -275,6 +275,14 @@ py::array begin_read(Index& index, std::uint32_t segment, const py::object& keys
     return to_python(index.begin_read(segment, chain_of(k), spans.spans));
 }
 
+std::uint64_t retire(Index& index, std::uint32_t segment, const py::object& keys, const Numbers& begins,
+                     const Numbers& ends, const py::object& into) {
+    const py::array k = as_array(keys, "keys");
+    const Spans spans(begins, ends, py::none());
+    return index.retire(segment, chain_of(k), spans.spans,
+                        into.is_none() ? kNone : into.cast<std::uint32_t>());
+}
+
 bool ready(Index& index, const py::object& copies) {
     const CopiesIn in(copies);
     if (!in.held.writeable()) throw py::value_error("copies is read-only");
@@ -308,6 +316,7 @@ void bind_index_class(py::module_& m) {
         .def("begin_load", &begin_load, "segment"_a, "keys"_a, "begins"_a, "ends"_a, "pages"_a,
              "max_transit"_a)
         .def("begin_read", &begin_read, "segment"_a, "keys"_a, "begins"_a, "ends"_a)
+        .def("retire", &retire, "segment"_a, "keys"_a, "begins"_a, "ends"_a, "into"_a)
         .def("complete_load", &completion<&Index::complete_load>, "copies"_a, "status"_a)
         .def("ready", &ready, "copies"_a)
         .def(

@@ -29,7 +29,8 @@ IndexOptions checked(IndexOptions o) {
     require(o.slots_per_slab.size() == n, "slots_per_slab needs one number per group");
     for (std::size_t g = 0; g < n; ++g) {
         const std::string name = "group " + std::to_string(g);
-        require(o.groups[g].kind >= kFull && o.groups[g].kind <= kState, name + ": kind is none of 0, 1, 2");
+        require(o.groups[g].kind >= kFull && o.groups[g].kind <= kTransient,
+                name + ": kind is none of 0, 1, 2, 3");
         require(o.groups[g].multiple >= 1, name + ": a block has at least 1 base block");
         require(o.slots_per_slab[g] <= 0x10000, name + ": more than 65536 slots per slab");
     }

@@ -56,7 +56,8 @@
 
 namespace kvoffload {
 
-enum GroupKind : int { kFull = 0, kSliding = 1, kState = 2 };
+// kTransient: never stored, and nothing that a boundary needs. Its spans are empty.
+enum GroupKind : int { kFull = 0, kSliding = 1, kState = 2, kTransient = 3 };
 
 struct GroupSpec {
     int kind;
@@ -163,6 +164,12 @@ class Index {
     bool ready(BlockCopy* copies, std::size_t n);
     // The blocks count no longer as pending or loading. REQUIRES: the job has not ended.
     void expire(const BlockCopy* copies, std::size_t n);
+
+    // Blocks of the spans leave their segments. With `into`, an open segment that nothing touches, those of
+    // `segment` and of closed segments go there, to be given up first. With kNone those of `segment` go for
+    // good: what a job holds is invisible from now on and ends with the job. How many.
+    std::uint64_t retire(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans,
+                         std::uint32_t into);
 
     // Highest seq wins per key; slots out of range or used twice are passed over. A block is as recent as the
     // most recent of its children. REQUIRES: nothing was stored before.

@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "index.h"
+#include "index_inline.h"
 
 namespace kvoffload {
 
@@ -100,6 +100,38 @@ void Index::link_restored(const std::vector<std::uint64_t>& order, const std::ve
         if (order_.lineage() != nullptr) order_.lineage()->restored(segment, 1, order_.now());
         if (groups() > 1) arenas_[kDisk].touch(pool_[id].slot[kDisk], order[sorted[i]]);
     }
+}
+
+std::uint64_t Index::retire(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans,
+                            std::uint32_t into) {
+    if (into != kNone && (into == segment || !order_.is_open(into))) {
+        throw std::invalid_argument("retire: segment " + std::to_string(into) + " is not another open one");
+    }
+    start(segment, chain, spans);
+    find_all(chain);
+    std::uint64_t count = 0;
+    std::uint32_t hint = kNone;
+    for (const Item& item : items_) {
+        const std::uint32_t id = item.entry;
+        if (id == kNone || !pool_[id].in_use()) continue;  // a chain may name a key twice
+        const std::uint32_t from = pool_[id].segment;
+        if (from != segment && (into == kNone || order_.is_open(from))) continue;
+        ++count;
+        if (into != kNone) {
+            order_.unlink(id);
+            order_.link(into, id, hint);
+        } else if (pool_[id].pins != 0) {
+            doom(id);
+        } else {
+            for (int t = 0; t < kTiers; ++t) {
+                if (pool_[id].slot[t] < 0) continue;
+                clear_slot(id, t);
+                log(pool_[id], kRemoved, t);
+            }
+            settle(id);
+        }
+    }
+    return count;
 }
 
 void Index::reset(int tier) {

@@ -9,7 +9,10 @@ namespace kvoffload {
 constexpr std::uint8_t kVisible = kCodeHost | kCodeDisk;
 
 Matcher::Matcher(const Index& index) : index_(&index), codes_(index.groups()) {
-    for (std::uint32_t g = 0; g < index.groups(); ++g) step_ = std::lcm(step_, tokens(g));
+    step_ = index.base_tokens();
+    for (std::uint32_t g = 0; g < index.groups(); ++g) {
+        if (index.group(g).kind != kTransient) step_ = std::lcm(step_, tokens(g));
+    }
 }
 
 bool Matcher::extends(const Chain& chain) const {
@@ -87,6 +90,7 @@ std::uint64_t Matcher::solve(std::uint8_t mask, std::vector<std::int32_t>* all) 
             const std::uint64_t end = b / tokens(g);
             for (; w.next < end; ++w.next) w.run = present(g, w.next, mask) ? w.run + 1 : 0;
             const GroupSpec& spec = index_->group(g);
+            if (spec.kind == kTransient) continue;
             const std::uint64_t first = b > spec.lookback ? (b - spec.lookback) / tokens(g) : 0;
             const std::uint64_t need = spec.kind == kFull ? end : spec.kind == kState ? 1 : end - first;
             if (spec.kind == kFull && w.run < need) return best;
@@ -110,7 +114,10 @@ std::vector<std::int32_t> Matcher::boundaries() const {
 void Matcher::count_tiers(MatchResult& result) const {
     std::uint32_t g = 0;
     while (g < codes_.size() && index_->group(g).kind != kFull) ++g;
-    if (g == codes_.size()) g = 0;
+    if (g == codes_.size()) {
+        g = 0;
+        while (g + 1 < codes_.size() && index_->group(g).kind == kTransient) ++g;
+    }
     const GroupSpec& spec = index_->group(g);
     std::uint64_t from = computed_;
     if (spec.kind == kSliding && result.boundary > spec.lookback) {

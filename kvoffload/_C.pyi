@@ -26,7 +26,7 @@ class Index:
         self,
         groups: Sequence[
             tuple[int, int, int]
-        ],  # (kind 0 full | 1 sliding | 2 state, base blocks per block, lookback in tokens)
+        ],  # (kind 0 full | 1 sliding | 2 state | 3 transient, base blocks per block, lookback in tokens)
         base_tokens: int,
         slots_per_slab: Sequence[int],  # by group
         host_slabs: int,
@@ -92,6 +92,17 @@ class Index:
 
     def expire(self, copies: Copies) -> None:
         """The job is past its deadline: its blocks no longer count as pending or loading."""
+
+    def retire(
+        self,
+        segment: int,
+        keys: KeyArray,
+        begins: Sequence[int],
+        ends: Sequence[int],
+        into: int | None,
+    ) -> int:
+        """Blocks of the spans leave: to the open segment `into` those of this and of closed segments, so that they are
+        given up first; with None for good those of this segment. The number of blocks."""
 
     # Whole index.
     def restore(self, records: NDArray[np.void]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,12 @@ class HostArena:
     """One anonymous mapping of `slabs` slabs; slots lie in it as layout.py says.
 
     Thread: immutable after construction; who may touch which slot is the planner's business. Lifetime:
-    addresses and views are good until `close`. A forked child does not share the bytes.
+    addresses and views are good until `close`. A forked child shares the bytes only over a file.
     """
 
-    def __init__(self, slab_bytes: int, slabs: int, layout: Layout) -> None:
+    def __init__(self, slab_bytes: int, slabs: int, layout: Layout, shared: Path | None = None) -> None:
+        """shared: a file in memory (/dev/shm) over which processes share the bytes; made where it is missing, and its
+        maker removes it when all have opened it."""
         if slab_bytes < SLOT_ALIGN or slab_bytes % SLOT_ALIGN:
             raise ConfigError(f"a slab of {slab_bytes} bytes: it must be a positive multiple of {SLOT_ALIGN}")
         if slabs < 1:
@@ -32,7 +35,8 @@ class HostArena:
         self.slabs = slabs
         self.layout = layout
         self.space = _C.SlotSpace(slab_bytes, slabs, [g.slot_bytes for g in layout.groups])
-        self._mapping: mmap.mmap | None = _map(slab_bytes * slabs)
+        nbytes = slab_bytes * slabs
+        self._mapping: mmap.mmap | None = _map(nbytes) if shared is None else _map_file(shared, nbytes)
         self._bytes: NDArray[np.uint8] | None = np.frombuffer(self._mapping, np.uint8)
         self.base = int(self._bytes.ctypes.data)
 
@@ -101,6 +105,25 @@ def _map(nbytes: int) -> mmap.mmap:
     except OSError:
         return mapping
     return mapping
+
+
+def _map_file(path: Path, nbytes: int) -> mmap.mmap:
+    """A file of exactly so many bytes, shared with everyone who maps it."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        room = os.fstatvfs(file)
+        held = os.fstat(file).st_size
+        if held not in (0, nbytes):
+            raise ConfigError(f"{path} has {held} bytes, {nbytes} are to be shared: remove it")
+        if not held and nbytes > room.f_bavail * room.f_frsize:
+            raise ConfigError(
+                f"{path}: {nbytes} bytes of host memory are to be shared and {room.f_bavail * room.f_frsize} are free"
+                " there; lower host_bytes or enlarge that file system"
+            )
+        os.ftruncate(file, nbytes)
+        return mmap.mmap(file, nbytes)
+    finally:
+        os.close(file)
 
 
 def _too_large(nbytes: int) -> ConfigError:

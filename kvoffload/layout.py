@@ -8,7 +8,8 @@ all ranks use the same slot numbers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -35,6 +36,19 @@ class GroupKind(IntEnum):
     STATE = 2
 
 
+def lifetime(kind: str, window: int = 0) -> tuple[GroupKind, int]:
+    """(kind, lookback) of layers that an engine calls `full`, `sliding` (of `window` tokens, the current one counted),
+    `chunked` (attention inside chunks of `window` tokens: a window that is sometimes longer than needed) or `state`.
+
+    Raises LayoutError for any other word.
+    """
+    if kind in ("sliding", "chunked"):
+        return GroupKind.SLIDING, window - 1
+    if kind in ("full", "state"):
+        return GroupKind.FULL if kind == "full" else GroupKind.STATE, 0
+    raise LayoutError(f"layers of kind {kind!r}: known are full, sliding, chunked and state")
+
+
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
     """Layers that share one layout and lifetime.
@@ -43,7 +57,7 @@ class CacheGroup:
     block_bytes: payload bytes of one block on this rank, all layers; 0 where the rank lacks the group.
     lookback: tokens below a boundary that a sliding group needs; 0 for the other kinds.
     replicas: ranks that hold equal bytes (replicated latent attention); 1 where every rank differs.
-    transient: never stored.
+    transient: never stored, and no boundary waits for it.
     """
 
     id: int
@@ -60,6 +74,19 @@ class CacheGroup:
         """Bytes of one slot: the payload rounded up to SLOT_ALIGN."""
         return -(-self.block_bytes // SLOT_ALIGN) * SLOT_ALIGN
 
+    def needs(self, start: int, boundary: int) -> tuple[int, int]:
+        """The blocks [begin, end) that resuming at token `boundary` takes when [0, start) is on the device."""
+        end = boundary // self.tokens_per_block
+        if self.transient:
+            begin = end
+        elif self.kind is GroupKind.FULL:
+            begin = start // self.tokens_per_block
+        elif self.kind is GroupKind.SLIDING:
+            begin = max(start, boundary - self.lookback, 0) // self.tokens_per_block
+        else:
+            begin = max(end - 1, 0)
+        return min(begin, end), end
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -72,6 +99,11 @@ class Region:
     stride: int
     page_bytes: int
     pages: int
+
+
+def distinct(regions: Iterable[Region]) -> tuple[Region, ...]:
+    """The regions, each once: layers that share their cache name the same memory."""
+    return tuple(dict.fromkeys(regions))
 
 
 Pools = tuple[tuple[Region, ...], ...]
@@ -119,6 +151,22 @@ class Layout:
             MAX_SLOTS_PER_SLAB if g.block_bytes == 0 else min(slab_bytes // g.slot_bytes, MAX_SLOTS_PER_SLAB)
             for g in self.groups
         )
+
+
+def joined(ranks: Sequence[Layout], *, shared: bool = False) -> Layout:
+    """The layout of all ranks together: block bytes are sums; of a group with `replicas` that are shared, one copy's.
+
+    Raises LayoutError where the ranks differ in more than block bytes and layers.
+    """
+    groups = []
+    for mine in zip(*(r.groups for r in ranks), strict=True):
+        first = mine[0]
+        total = sum(g.block_bytes for g in mine) // (first.replicas if shared else 1)
+        groups.append(replace(first, block_bytes=total))
+        for rank, group in enumerate(mine):
+            if replace(group, block_bytes=total, layers=first.layers) != groups[-1]:
+                raise LayoutError(f"group {first.id} of rank {rank} is {group}, that of rank 0 is {first}")
+    return Layout(ranks[0].base_tokens, tuple(groups))
 
 
 def _check_group(group: CacheGroup, position: int, base_tokens: int) -> None:

@@ -9,8 +9,8 @@ import xxhash
 
 from kvoffload.index import Index, Matcher
 from kvoffload.inflight import RequestId
-from kvoffload.layout import Layout
-from kvoffload.requests import ChainLike, RequestInfo, RequestState
+from kvoffload.layout import GroupKind, Layout
+from kvoffload.requests import ChainLike, Pages, RequestInfo, RequestState
 
 
 class LiveRequests(Mapping[RequestId, RequestState]):
@@ -40,6 +40,7 @@ class LiveRequests(Mapping[RequestId, RequestState]):
         state = self._states.get(request.id)
         if state is None:
             state = RequestState(request, 0, None, self.cursors())
+            state.prompt = len(chain.keys) * self._layout.base_tokens
             self._states[request.id] = state
             if self._index is not None:
                 _bind(state, self._index, now)
@@ -82,6 +83,35 @@ def restorable(state: RequestState, limit: int) -> int:
     options = state.matcher.boundaries()
     fitting = int(np.searchsorted(options, limit, side="right"))
     return int(options[fitting - 1]) if fitting else 0
+
+
+def covered(layout: Layout, span: tuple[int, int], pages: Pages) -> int:
+    """Tokens of the span, from its end down, that the pages of all full groups can take."""
+    start, limit = span
+    for group, mine in zip(layout.groups, pages, strict=True):
+        if group.kind is GroupKind.FULL and not group.transient:
+            begin, end = group.needs(start, limit)
+            rows = mine[begin:end]
+            blocks = begin + (len(rows) if (rows >= 0).all() else int(np.argmin(rows >= 0)))
+            if blocks < end:
+                limit = min(limit, max(start, blocks * group.tokens_per_block))
+    return limit
+
+
+def fork_point(state: RequestState, layout: Layout) -> tuple[int, ...]:
+    """The boundary up to which all full groups match although the windows there are gone: others came this far and
+    went on differently, so more will come. () where there is none, or the device has it."""
+    full = [g for g in layout.groups if g.kind is GroupKind.FULL and not g.transient]
+    if state.matcher is None or state.chain is None or not full:
+        return ()
+    reached = max(state.matcher.update(state.chain.keys, state.computed)[0], state.had)
+    furthest = len(state.chain.keys) * layout.base_tokens
+    for group in full:
+        codes = state.matcher.codes(group.id)
+        blocks = len(codes) if codes.all() else int(np.argmin(codes != 0))
+        furthest = min(furthest, blocks * group.tokens_per_block)
+    furthest = furthest // layout.alignment * layout.alignment
+    return (furthest,) if furthest > reached else ()
 
 
 def newly_produced(state: RequestState, computed: int, base_tokens: int) -> int:

@@ -13,9 +13,10 @@ import numpy as np
 
 from kvoffload.index import Index
 from kvoffload.inflight import InFlight, Running
-from kvoffload.layout import GroupKind, Layout
+from kvoffload.layout import Layout
 from kvoffload.messages import Copies, CopyFlag, JobKind, Status, StatusArray
 from kvoffload.requests import Finished, LoadPlan, Pages, RequestState
+from kvoffload.retention import last_boundary
 from kvoffload.stats import Counters
 
 _READ, _WAIT = np.uint16(CopyFlag.READ), np.uint16(CopyFlag.WAIT)
@@ -36,8 +37,8 @@ class Part:
 class Load:
     """One load or prefetch. Tokens [start, boundary) are to come; rest: by group, first block not begun yet.
 
-    state: the asker, None for a prefetch and once the asker has gone. reached: tokens on the device so far as
-    known, lowered by failures. running: parts sent or held.
+    state: the asker, None for a prefetch and once the asker has gone. begins, good: by group the blocks [begins, good)
+    are on the device when all has ended, as far as known; failures lower `good`. running: parts sent or held.
     """
 
     id: int
@@ -49,8 +50,9 @@ class Load:
     keys: np.ndarray[tuple[int, int], np.dtype[np.uint8]]
     pages: Pages
     rest: list[int] | None
+    begins: list[int]
     ends: list[int]
-    reached: int
+    good: list[int]
     running: int = 0
     failed: int = 0
     blocks: int = 0
@@ -79,7 +81,6 @@ class Loads:
         self._held: list[Part] = []
         self._short: list[Load] = []
         self._fresh: list[Load] = []
-        self._all_full = all(g.kind is GroupKind.FULL for g in layout.groups)
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -98,8 +99,9 @@ class Loads:
             state.chain.keys,
             pages,
             begins,
+            begins,
             ends,
-            boundary,
+            ends[:],
         )
         self._loads[load.id] = load
         self._fresh.append(load)
@@ -124,7 +126,19 @@ class Loads:
         if not len(copies):
             return 0
         load = Load(
-            self._inflight.new_id(), JobKind.READ, None, 0, 0, deadline, keys, (), None, ends, 0, running=1
+            self._inflight.new_id(),
+            JobKind.READ,
+            None,
+            0,
+            0,
+            deadline,
+            keys,
+            (),
+            None,
+            begins,
+            ends,
+            ends[:],
+            running=1,
         )
         self._loads[load.id] = load
         self._start(Part(load, copies))
@@ -132,21 +146,8 @@ class Loads:
 
     def _spans(self, start: int, boundary: int) -> tuple[list[int], list[int]]:
         """By group, the blocks [begin, end) needed to resume at `boundary` when [0, start) is on the device."""
-        begins, ends = [], []
-        for group in self._layout.groups:
-            size = group.tokens_per_block
-            end = boundary // size
-            if group.transient:
-                begin = end
-            elif group.kind is GroupKind.FULL:
-                begin = start // size
-            elif group.kind is GroupKind.SLIDING:
-                begin = max(start, boundary - group.lookback, 0) // size
-            else:
-                begin = max(end - 1, 0)
-            begins.append(min(begin, end))
-            ends.append(end)
-        return begins, ends
+        spans = [group.needs(start, boundary) for group in self._layout.groups]
+        return [begin for begin, _ in spans], [end for _, end in spans]
 
     def _burst(self, load: Load) -> None:
         """Begin as much of the rest as slots allow."""
@@ -179,9 +180,7 @@ class Loads:
 
     def _cut(self, load: Load, reached: list[int]) -> None:
         """No tier has the block after `reached` any more: the load ends before it."""
-        sizes = [g.tokens_per_block for g in self._layout.groups]
-        gap = min(r * s for r, s, e in zip(reached, sizes, load.ends, strict=True) if r < e)
-        load.reached = min(load.reached, gap)
+        load.good = [min(g, r) for g, r in zip(load.good, reached, strict=True)]
         load.failed += sum(e - r for r, e in zip(reached, load.ends, strict=True))
         load.rest = None
 
@@ -270,8 +269,9 @@ class Loads:
             self._counters.add("load_bytes_host", self._ranks * self._layout.bytes_of(good["group"]))
         if len(good) < len(copies):
             bad = copies[status != Status.OK]
-            sizes = np.array([g.tokens_per_block for g in self._layout.groups])
-            load.reached = min(load.reached, int((bad["depth"] * sizes[bad["group"]]).min()))
+            for group in np.unique(bad["group"]).tolist():
+                lost = int(bad["depth"][bad["group"] == group].min())
+                load.good[group] = min(load.good[group], lost)
             load.failed += len(bad)
             if load.rest is not None:
                 self._cut(load, load.rest)
@@ -291,13 +291,10 @@ class Loads:
         return [Finished(load.id, load.kind, name, boundary, load.failed, load.expired, error)]
 
     def _restored(self, load: Load) -> int:
-        """Tokens that can be resumed from: a window or snapshot with a hole leaves only what was there before."""
-        if load.reached >= load.boundary:
+        """Tokens that can be resumed from."""
+        if load.good == load.ends:
             return load.boundary
-        if not self._all_full:
-            return load.start
-        step = self._layout.alignment
-        return max(load.start, load.reached // step * step)
+        return last_boundary(self._layout, (load.start, load.boundary), load.begins, load.good)
 
     def detach(self, state: RequestState) -> None:
         """The asker has gone; transfers go on for the sake of their keys, no further part is begun."""

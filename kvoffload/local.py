@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol
 
+from kvoffload.arena import HostArena
 from kvoffload.config import Config
 from kvoffload.copying.cpu import CpuCopyEngine
 from kvoffload.identity import namespace_of
 from kvoffload.keys import Namespace
-from kvoffload.layout import Layout, Pools
+from kvoffload.layout import Layout, Pools, joined
 from kvoffload.messages import Outcome, Plans
 from kvoffload.mover import Mover
 from kvoffload.planner import Planner
 from kvoffload.requests import Finished
-from kvoffload.sizing import size_slabs
+from kvoffload.sizing import size_ranks, size_slabs
 from kvoffload.tiers.disk import DiskTier, rank_directory
 
 IDLE_SECONDS = 0.0005
@@ -36,43 +37,68 @@ class Local:
     """One planner and one mover per rank. Every method is called from one thread."""
 
     def __init__(
-        self, planner: Planner, movers: Sequence[MoverLike], clock: Callable[[], float] = time.monotonic
+        self,
+        planner: Planner,
+        movers: Sequence[MoverLike],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        arena: HostArena | None = None,
     ) -> None:
-        """REQUIRES: every mover has registered its pools and attached to the planner."""
+        """arena: host memory that the movers share; closed after them. REQUIRES: every mover has registered its pools
+        and attached to the planner."""
         self.planner = planner
         self.movers = movers
         self._clock = clock
+        self._arena = arena
 
     @classmethod
     def open(
-        cls, config: Config, layout: Layout, pools: Sequence[Pools], *, namespace: Namespace | None = None
+        cls,
+        config: Config,
+        layout: Layout | Sequence[Layout],
+        pools: Sequence[Pools],
+        *,
+        namespace: Namespace | None = None,
     ) -> Local:
         """Tiers on this machine's CPU and disk for device pages in host memory: one mover per entry of `pools`.
 
-        Raises ConfigError for sizes that do not fit, TierError when the disk path cannot be used.
+        layout: of every rank, or one per rank where they differ. Without a disk, ranks whose groups are all replicated
+        share one piece of host memory. Raises ConfigError for sizes that do not fit, TierError when the disk path
+        cannot be used.
         """
         config = config.resolve()
+        layouts = [layout] * len(pools) if isinstance(layout, Layout) else list(layout)
         ranks = len(pools)
-        planner = Planner(layout, config, ranks=ranks)
+        alike = all(g.replicas == ranks for x in layouts for g in x.groups if not g.transient)
+        shared = ranks > 1 and alike and config.disk_path is None
+        planner = Planner(joined(layouts, shared=shared), config, ranks=ranks, joined=True)
         assert config.host_bytes is not None
-        slabs = size_slabs(layout, config.host_bytes // ranks, config.disk_bytes // ranks)
-        name = namespace or namespace_of(config, layout, (ranks,))
+        if shared:
+            slabs = [size_slabs(layouts[0], config.host_bytes, 0)] * ranks
+        else:
+            slabs = size_ranks(layouts, config.host_bytes, config.disk_bytes)
+        arena = (
+            HostArena(slabs[0].slab_bytes, slabs[0].host + slabs[0].transit, layouts[0]) if shared else None
+        )
+        name = namespace or namespace_of(config, layouts[0], (ranks,))
         movers: list[Mover] = []
         try:
-            for rank, mine in enumerate(pools):
+            for rank, (mine, own, size) in enumerate(zip(pools, layouts, slabs, strict=True)):
                 tier = None
                 if config.disk_path is not None:
                     path = rank_directory(config.disk_path, name.digest, 0, rank)
                     tier = DiskTier(
-                        path, layout, slabs.slab_bytes, slabs.disk, name.digest, checksum=config.checksum
+                        path, own, size.slab_bytes, size.disk, name.digest, checksum=config.checksum
                     )
-                movers.append(Mover(rank, layout, slabs, CpuCopyEngine(), tier))
+                movers.append(Mover(rank, own, size, CpuCopyEngine(), tier, arena=arena))
                 planner.attach(rank, movers[-1].register(mine))
         except BaseException:
             for mover in movers:
                 mover.close()
+            if arena is not None:
+                arena.close()
             raise
-        return cls(planner, movers)
+        return cls(planner, movers, arena=arena)
 
     def step(self) -> list[Finished]:
         """Send what the planner has decided, take in what the movers have done. Never blocks."""
@@ -100,6 +126,8 @@ class Local:
         """End every job and release memory, threads and files. Idempotent."""
         for mover in self.movers:
             mover.close()
+        if self._arena is not None:
+            self._arena.close()
 
     def __enter__(self) -> Local:
         return self

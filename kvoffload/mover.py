@@ -14,16 +14,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvoffload.arena import HostArena
 from kvoffload.chunks import chunks, load_chunks, share_slots
 from kvoffload.copying.base import CopyEngine, Direction
-from kvoffload.layout import Layout, Pools
+from kvoffload.errors import ConfigError
+from kvoffload.layout import Layout, Pools, distinct
 from kvoffload.messages import Copies, CopyFlag, Inventory, Job, JobKind, Outcome, Plans, Status, StatusArray
+from kvoffload.sharing import Share
 from kvoffload.sizing import Slabs
 from kvoffload.tiers.base import Tier
 
@@ -64,24 +65,31 @@ class Mover:
         copier: CopyEngine,
         tier: Tier | None = None,
         *,
+        arena: HostArena | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """The mover owns `copier` and `tier` from here on and closes them; host memory is mapped now."""
+        """The mover owns `copier` and `tier` from here on and closes them; host memory is mapped now.
+
+        arena: host memory that all ranks of this host share, for layouts of replicated groups; its owner closes it
+        after all movers. Raises ConfigError together with a tier: its reads are not told to the other ranks.
+        """
+        if arena is not None and tier is not None:
+            raise ConfigError("host memory shared by ranks with a disk tier: leave one of them out")
         self.rank = rank
         self.layout = layout
+        self._owns_arena = arena is None
         try:
-            self.arena = HostArena(slabs.slab_bytes, slabs.host + slabs.transit, layout)
+            self.arena = arena or HostArena(slabs.slab_bytes, slabs.host + slabs.transit, layout)
         except BaseException:
             copier.close()
             if tier is not None:
                 tier.close()
             raise
+        self._share = Share(layout, rank, shared=arena is not None)
         self._slabs = slabs
         self._copier = copier
         self._tier = tier
         self._chunk = max(1, chunk_bytes // max(1, *(g.slot_bytes for g in layout.groups)))
-        self._lacks = np.array([g.block_bytes == 0 for g in layout.groups])
-        self._present: dict[int, NDArray[np.bool_]] = {}  # by job that was sent in part: which copies
         self._copying: list[_Copying] = []
         self._tasks: dict[int, _Task] = {}
         self._cancelled: set[int] = set()
@@ -96,14 +104,14 @@ class Mover:
 
     def register(self, pools: Pools) -> Inventory:
         """Fix the device pages, and say what this rank can give. Call once, before `submit`."""
-        self._copier.register(self.layout, pools, self.arena)
+        self._copier.register(self.layout, tuple(distinct(pool) for pool in pools), self.arena)
         records = {} if self._tier is None else {"records": self._tier.records()}
         return Inventory(
             self.layout.slots_per_slab(self._slabs.slab_bytes),
             self._slabs.host,
             self._slabs.transit,
             0 if self._tier is None else self._tier.slabs,
-            lacks=tuple(np.flatnonzero(self._lacks).tolist()),
+            lacks=tuple(g.id for g in self.layout.groups if not g.block_bytes),
             **records,
         )
 
@@ -118,13 +126,10 @@ class Mover:
             self._cancel(job_id)
 
     def _submit(self, job: Job, event: object) -> None:
-        lacking = self._lacks[job.copies["group"]]
-        if np.count_nonzero(lacking):
-            self._present[job.id] = ~lacking
-            job = Job(job.id, job.kind, job.copies[~lacking])
-            if not len(job.copies):
-                self._done.append(Outcome(job.id, self.rank))
-                return
+        job = self._share.of(job)
+        if not len(job.copies):
+            self._done.append(Outcome(job.id, self.rank))
+            return
         reads = job.kind is JobKind.LOAD and (job.copies["flags"] & CopyFlag.READ).any()
         if job.kind in (JobKind.STORE, JobKind.LOAD) and not reads:
             self._submit_copy(job, event)
@@ -247,19 +252,12 @@ class Mover:
             self._tasks.pop(outcome.job, None)
             self._cancelled.discard(outcome.job)
             outcomes.append(outcome)
-        return self._with_health([self._whole(o) for o in outcomes] if self._present else outcomes)
-
-    def _whole(self, outcome: Outcome) -> Outcome:
-        """The outcome over all copies that were asked for: those of groups that the rank lacks are OK."""
-        present = self._present.pop(outcome.job, None)
-        if present is None or outcome.status is None:
-            return outcome
-        status = np.zeros(len(present), np.uint8)
-        status[present] = outcome.status
-        return Outcome(outcome.job, outcome.rank, status, outcome.error, outcome.disk_ok)
+        return self._with_health(outcomes)
 
     def _with_health(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """Put the state of the disk on every outcome; send one for itself when it changes."""
+        """Outcomes over all copies asked for, with the state of the disk; one for itself when that changes."""
+        if not self._share.plain:
+            outcomes = [replace(o, status=self._share.whole(o.job, o.status)) for o in outcomes]
         if self._tier is None:
             return outcomes
         healthy = self._tier.healthy
@@ -298,7 +296,8 @@ class Mover:
         self._copier.close()
         if self._tier is not None:
             self._tier.close()
-        self.arena.close()
+        if self._owns_arena:
+            self.arena.close()
 
 
 def _described(failure: Exception) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from kvoffload.agreement import agree, common_records
 from kvoffload.config import Config
@@ -16,7 +17,7 @@ from kvoffload.errors import LayoutError
 from kvoffload.index import Index
 from kvoffload.inflight import InFlight, RequestId, Running
 from kvoffload.layout import Layout
-from kvoffload.live import LiveRequests, newly_produced, restorable
+from kvoffload.live import LiveRequests, covered, fork_point, newly_produced, restorable
 from kvoffload.loads import Loads
 from kvoffload.messages import Geometry, Inventory, JobKind, Outcome, Plans
 from kvoffload.requests import (
@@ -30,10 +31,13 @@ from kvoffload.requests import (
 )
 from kvoffload.stats import Counters, Stats
 from kvoffload.stores import Stores, WriteBudget
+from kvoffload.tails import Tails
 
 log = logging.getLogger(__name__)
 
 HOST, DISK = 0, 1
+TRANSIENT = 3
+"""The kind under which the index knows a transient group."""
 
 FINISH_REASONS = {"": 0, "tool_use": 1, "end_turn": 2, "abort": 3, "preempt": 4, "length": 5}
 """How a request ended, as the index is told; any other word is 0, unknown."""
@@ -55,18 +59,29 @@ class _Tiers:
     index: Index
     stores: Stores
     loads: Loads
+    tails: Tails
 
 
 class Planner:
     """Scheduler side of kvoffload. Jobs collect until `tick` hands them out as Plans, in order."""
 
     def __init__(
-        self, layout: Layout, config: Config, *, ranks: int = 1, exact: ExactSlots | None = None
+        self,
+        layout: Layout,
+        config: Config,
+        *,
+        ranks: int = 1,
+        exact: ExactSlots | None = None,
+        joined: bool = False,
     ) -> None:
+        """joined: the layout's block bytes are those of all ranks together, not of each."""
         self.layout = layout
         self.config = config
         self.counters = Counters()
         self.ranks = ranks
+        self.find_forks = True
+        """False only to measure what the tails at fork points are worth."""
+        self.alike = 1 if joined else ranks
         self._exact = exact or ExactSlots()
         self._inventories: dict[int, Inventory] = {}
         self.requests = LiveRequests(layout)
@@ -122,11 +137,12 @@ class Planner:
         return found
 
     def load(self, request: RequestInfo, chain: ChainLike, boundary: int, pages: Pages) -> LoadPlan:
-        """Begin loading tokens [computed of the last match, boundary) into `pages`; blocks without a page are left
-        out. What is no longer there shortens the load: see LoadPlan. The pages belong to the load until it has
-        Finished, also after an abort."""
+        """Begin loading tokens [computed of the last match, boundary) into `pages`; blocks of windows
+        without a page are left out, and full groups end the load at the first block without one. What is no longer
+        there shortens the load: see LoadPlan. The pages belong to the load until it has Finished, also after an
+        abort."""
         state = self.requests.get_or_make(request, chain, self._now)
-        best = restorable(state, boundary)
+        best = restorable(state, covered(self.layout, (state.computed, boundary), pages))
         if self._tiers is None or best <= state.computed:
             return LoadPlan(0, state.computed, 0, max(0, boundary - state.computed))
         plan = self._tiers.loads.begin(state, best, pages, self._deadline)
@@ -150,6 +166,8 @@ class Planner:
         if self._tiers is None:
             return Offer(0, 0, 0, False)
         computed = min(computed, len(chain.keys) * self.layout.base_tokens)
+        if self._tiers.tails.by_boundary and self.find_forks and not state.offered:
+            state.forks = fork_point(state, self.layout)
         self.counters.add("produced", newly_produced(state, computed, self.layout.base_tokens))
         return self._tiers.stores.offer(state, computed, pages, self._deadline)
 
@@ -171,6 +189,7 @@ class Planner:
         if state is None:
             return ()
         if self._tiers is not None:
+            self._tiers.tails.finish(state)
             self._tiers.index.close_segment(state.segment, FINISH_REASONS.get(reason, 0), self._now)
             self._tiers.loads.detach(state)
         return tuple(sorted(state.jobs))
@@ -270,6 +289,11 @@ class Planner:
         index = self._tiers.index
         return sum(int(row["pinned"]) for tier in (HOST, DISK) for row in index.usage(tier)["groups"])
 
+    def usage(self, tier: str) -> dict[str, Any]:
+        """Slots of a tier by group, and slabs that no group owns: as Index.usage. REQUIRES: ready."""
+        assert self._tiers is not None
+        return self._tiers.index.usage(HOST if tier == "host" else DISK)
+
     def check_integrity(self) -> None:
         """Raises RuntimeError naming the first invariant of the index that does not hold."""
         if self._tiers is not None:
@@ -289,7 +313,7 @@ class Planner:
         return Stats.collect(
             self.counters,
             None if self._tiers is None else self._tiers.index,
-            [g.slot_bytes * self.ranks for g in self.layout.groups],
+            [g.slot_bytes * self.alike for g in self.layout.groups],
             self.config.effective(),
         )
 
@@ -297,9 +321,12 @@ class Planner:
 def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, inflight: InFlight) -> _Tiers:
     layout, config, counters = planner.layout, planner.config, planner.counters
     index = Index(
-        [(int(g.kind), m, g.lookback) for g, m in zip(layout.groups, layout.multiples, strict=True)],
+        [
+            (TRANSIENT if g.transient else int(g.kind), m, g.lookback)
+            for g, m in zip(layout.groups, layout.multiples, strict=True)
+        ],
         layout.base_tokens,
-        geometry.slots_per_slab,
+        [0 if g.transient else n for g, n in zip(layout.groups, geometry.slots_per_slab, strict=True)],
         geometry.host_slabs,
         geometry.transit_slabs,
         geometry.disk_slabs,
@@ -310,6 +337,7 @@ def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, infligh
         disk_policy=config.disk_policy,
         disk_admission=config.disk_admission,
     )
-    ranks = planner.ranks
-    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget), ranks)
-    return _Tiers(index, stores, Loads(layout, index, inflight, counters, ranks))
+    ranks = planner.alike
+    tails = Tails(layout, index, counters, config.retention)
+    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget), ranks, tails)
+    return _Tiers(index, stores, Loads(layout, index, inflight, counters, ranks), tails)

@@ -106,7 +106,9 @@ class RequestState:
     """What the planner remembers of one live request.
 
     cursors: by group, blocks settled. had: tokens that were not computed by this request (in HBM before, or loaded).
-    seen: tokens ever offered, for the produced counter. jobs: running jobs that touch the request's pages.
+    seen: tokens ever offered, for the produced counter. prompt: tokens of the keys it came with. forks: boundaries up
+    to which the full groups matched although nothing could be resumed there. jobs: running
+    jobs that touch the request's pages.
     """
 
     info: RequestInfo
@@ -117,6 +119,8 @@ class RequestState:
     computed: int = 0
     had: int = 0
     seen: int = 0
+    prompt: int = 0
+    forks: tuple[int, ...] = ()
     offered: bool = False
     matched: bool = False
     jobs: set[int] = field(default_factory=set)

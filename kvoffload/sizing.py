@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from kvoffload.errors import ConfigError
 from kvoffload.layout import DEFAULT_SLAB_BYTES, MAX_SLABS, MIN_SLOTS_PER_SLAB, SLOT_ALIGN, Layout
@@ -29,7 +30,7 @@ def size_slabs(layout: Layout, host_bytes: int, disk_bytes: int) -> Slabs:
 
     Raises ConfigError when host_bytes has no room for one slab of each kind.
     """
-    largest = max(g.slot_bytes for g in layout.groups)
+    largest = max(g.slot_bytes for g in layout.groups if not g.transient)
     least = MIN_SLOTS_PER_SLAB * largest
     wanted = max(least, min(DEFAULT_SLAB_BYTES, host_bytes // MIN_HOST_SLABS))
     slab_bytes = max(wanted, -(-max(host_bytes, disk_bytes) // MAX_SLABS))
@@ -46,3 +47,19 @@ def size_slabs(layout: Layout, host_bytes: int, disk_bytes: int) -> Slabs:
         )
     transit = max(1, total // TRANSIT_SHARE)
     return Slabs(slab_bytes, total - transit, transit, disk_bytes // slab_bytes)
+
+
+def size_ranks(layouts: Sequence[Layout], host_bytes: int, disk_bytes: int) -> list[Slabs]:
+    """Cut the bytes of all ranks into as many slabs on each: a rank's slabs are as large as its share of a token."""
+    shares = [sum(g.slot_bytes / g.tokens_per_block for g in x.groups if not g.transient) for x in layouts]
+    if len(set(layouts)) == 1:
+        return [size_slabs(layouts[0], host_bytes // len(layouts), disk_bytes // len(layouts))] * len(layouts)
+    parts = [(int(host_bytes * s / sum(shares)), int(disk_bytes * s / sum(shares))) for s in shares]
+    sizes = [size_slabs(x, *part) for x, part in zip(layouts, parts, strict=True)]
+    least = min(sizes, key=lambda s: s.host + s.transit)
+    count = least.host + least.transit
+    out = []
+    for host, disk in parts:
+        slab_bytes = host // count // SLOT_ALIGN * SLOT_ALIGN
+        out.append(replace(least, slab_bytes=slab_bytes, disk=disk // slab_bytes))
+    return [replace(s, disk=min(x.disk for x in out)) for s in out]

@@ -58,6 +58,8 @@ FAMILIES: tuple[Family, ...] = (
     _single("dedup", "Offered blocks that a tier already had."),
     _single("in_flight_dedup", "Offered blocks that another transfer was already bringing."),
     _by_tier("evicted_blocks", "Blocks given up to make room in a tier.", "evicted_{}"),
+    _single("pruned", "Window and state blocks given up at the end of a turn: no kept boundary needs them."),
+    _single("superseded", "Window and state blocks of boundaries that a session has left behind."),
     _single("prefetched", "Blocks brought from disk to host ahead of a load."),
     _single("restored", "Blocks found on disk at start."),
     _single("retried", "Blocks whose load failed once and was tried again."),

@@ -12,6 +12,7 @@ from kvoffload.layout import Layout
 from kvoffload.messages import Copies, CopyFlag, JobKind, Status
 from kvoffload.requests import Finished, Offer, Pages, RequestState
 from kvoffload.stats import Counters
+from kvoffload.tails import Tails
 
 WRITE_JOB_BLOCKS = 256
 """Most blocks in one disk write job: small enough that a load never waits long behind it."""
@@ -68,6 +69,7 @@ class Stores:
         counters: Counters,
         budget: WriteBudget,
         ranks: int,
+        tails: Tails,
     ) -> None:
         self._layout = layout
         self._index = index
@@ -75,6 +77,7 @@ class Stores:
         self._counters = counters
         self._budget = budget
         self._ranks = ranks
+        self._tails = tails
         self._sizes = tuple(0 if g.transient else g.tokens_per_block for g in layout.groups)
         self._largest = max(1, *(g.block_bytes for g in layout.groups))
         self._has_disk = any(row["capacity_slots"] for row in index.usage(IndexTier.DISK)["groups"])
@@ -85,8 +88,9 @@ class Stores:
         ends = [computed // size if size else 0 for size in self._sizes]
         if self._budget.bounded:
             self._index.set_direct_writes(self._budget.blocks(self._largest) > 0)
+        begins, pages = self._tails.chosen(state, ends, pages)
         copies, cursors, resident, busy, refused = self._index.offer(
-            state.segment, state.chain.keys, state.cursors, ends, pages
+            state.segment, state.chain.keys, begins, ends, pages
         )
         state.cursors = cursors
         self._counters.add("dedup", resident)

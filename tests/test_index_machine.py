@@ -19,7 +19,13 @@ LAYOUTS = (
     ((0, 2, 0), (1, 1, 2), (2, 4, 0)),
 )
 BLOCKS = 12
-TREE = ((0,) * BLOCKS, (0, 0, 0, 0, 1) + (0,) * 7, (0, 0, 1) + (0,) * 9, (1,) * BLOCKS, (1, 1, 1, 1, 1, 1, 0) + (1,) * 5)
+TREE = (
+    (0,) * BLOCKS,
+    (0, 0, 0, 0, 1) + (0,) * 7,
+    (0, 0, 1) + (0,) * 9,
+    (1,) * BLOCKS,
+    (1, 1, 1, 1, 1, 1, 0) + (1,) * 5,
+)
 PATHS = st.builds(lambda path, cut: path[: BLOCKS - cut], st.sampled_from(TREE), st.integers(0, BLOCKS - 1))
 
 
@@ -105,6 +111,16 @@ class IndexMachine(RuleBasedStateMachine):
         self.began("load", copies)
 
         self.model.begin_read(segment, keys, (begins, ends), copies)
+
+    @rule(data=st.data(), path=PATHS)
+    def retire(self, data, path):
+        segment, keys = self.segment(data), chain(path)
+        begins, ends, _ = self.spans(data, path)
+        others = sorted(self.model.open - {segment})
+        into = data.draw(st.sampled_from(others)) if others and data.draw(st.booleans()) else None
+        count = self.index.retire(segment, keys, begins, ends, into)
+
+        assert count == self.model.retire(segment, keys, begins, ends, into)
 
     @rule(limit=st.integers(0, 4))
     def write(self, limit):

@@ -11,6 +11,7 @@ import pytest
 from kvoffload.index import Code, Index, Matcher
 
 CASES = 300
+TRANSIENT = 3
 
 
 class World:
@@ -20,12 +21,14 @@ class World:
         rng = self.rng = random.Random(seed)
         self.base = rng.choice((1, 4))
         self.layout = []
-        for kind in rng.choice(((0,), (0, 1), (0, 2), (0, 1, 2), (1, 2), (0, 0, 1))):
+        for kind in rng.choice(((0,), (0, 1), (0, 2), (0, 1, 2), (1, 2), (0, 0, 1), (1,), (2,), (0, 3, 1))):
             lookback = rng.randint(1, 12) * rng.choice((1, self.base)) if kind == 1 else 0
             self.layout.append((kind, rng.choice((1, 2, 3)), lookback))
+        self.stored = [g for g, (kind, _, _) in enumerate(self.layout) if kind != TRANSIENT]
         self.keys = np.frombuffer(rng.randbytes(16 * rng.randint(1, 30)), np.uint8).reshape(-1, 16)
         groups = len(self.layout)
-        self.index = Index(self.layout, self.base, [4] * groups, 200, 0, 200)
+        slots = [4 if g in self.stored else 0 for g in range(groups)]
+        self.index = Index(self.layout, self.base, slots, 200, 0, 200)
         self.segment = self.index.open_segment(0.0)
         self.there = [{} for _ in self.layout]  # by group: block -> code
 
@@ -62,17 +65,19 @@ class World:
         if self.rng.random() < 0.1:
             self.forget_host()
             return
-        group = self.rng.randrange(len(self.layout))
+        group = self.rng.choice(self.stored)
         self.store(group, self.rng.randint(0, self.blocks(group)))
 
     def boundaries(self, blocks, computed, mask):
         """By the definition, from sets."""
-        sizes = [k * self.base for _, k, _ in self.layout]
+        sizes = [self.layout[g][1] * self.base for g in self.stored]
         step = math.lcm(*sizes)
         return [b for b in range(step, blocks * self.base + 1, step) if self.restorable(b, computed, mask)]
 
     def restorable(self, b, computed, mask):
         for (kind, k, lookback), there in zip(self.layout, self.there, strict=True):
+            if kind == TRANSIENT:
+                continue
             size = k * self.base
             first = {0: 0, 1: max(0, b - lookback), 2: b - 1}[kind]  # of the tokens needed, up to b
             needed = {token // size for token in range(first, b)}

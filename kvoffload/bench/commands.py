@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -15,10 +16,11 @@ from kvoffload.arena import available_host_bytes
 from kvoffload.bench.copy import bench_copy
 from kvoffload.bench.disk import bench_disk
 from kvoffload.bench.hash import bench_hash
-from kvoffload.bench.index import SMALL, bench_match
+from kvoffload.bench.index import SMALL, bench_match, bench_match_groups
 from kvoffload.bench.planner import bench_planner
+from kvoffload.bench.retention import Case, Growth, bench_retention
 from kvoffload.bench.rows import Row
-from kvoffload.bench.show import table
+from kvoffload.bench.show import retention_table, table
 from kvoffload.bench.start import bench_start
 from kvoffload.bench.timing import ROUNDS
 from kvoffload.console import Json, bar, show
@@ -45,9 +47,13 @@ def index(as_json: Json = False, quick: Quick = False) -> None:
     """Match, pins, memory and store bookkeeping of planner and index."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
     sizes = {"sizes": (SMALL,)} if quick else {}
-    _report(
-        "index", chain(bench_match(rounds=rounds, **sizes), bench_planner(rounds=rounds)), rounds, as_json
+    others = {"others": (0,)} if quick else {}
+    rows = chain(
+        bench_match(rounds=rounds, **sizes),
+        bench_match_groups(rounds=rounds, **others),
+        bench_planner(rounds=rounds),
     )
+    _report("index", rows, rounds, as_json)
 
 
 @app.command("hash")
@@ -74,6 +80,35 @@ def disk(path: Folder = Path(), as_json: Json = False, quick: Quick = False) -> 
     _need_memory(2 * moved)
     rows = chain(bench_disk(path, nbytes=moved, rounds=rounds), bench_start(path, slots, rounds))
     _report(f"disk at {path}", rows, rounds, as_json)
+
+
+@app.command()
+def retention(
+    sessions: Annotated[int, typer.Option("--sessions", min=2, metavar="N", help="Sessions in all.")] = 14,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=40_960, metavar="T", help="Tokens that each grows to.")
+    ] = 1_000_000,
+    as_json: Json = False,
+    quick: Quick = False,
+) -> None:
+    """Long sessions over full and window groups in a pool for two: what retention keeps, and what its lack costs."""
+    growth = Growth(sessions, tokens, trunk=tokens // 5)
+    windows = (128,) if quick else (128, 512, 1024)
+    cases = (
+        Case(0),
+        *(Case(w, rule) for w in windows for rule in ("boundaries", "dense")),
+        Case(128, forks=False),
+        Case(128, stored=False),
+    )
+    found = []
+    with bar("bench retention", len(cases)) as advance:
+        for grown in bench_retention(growth, cases):
+            found.append(grown)
+            advance(1)
+    if as_json:
+        typer.echo(json.dumps([{**asdict(g), "hit_rate": g.hit_rate, "bound": g.bound} for g in found]))
+    else:
+        show(retention_table(growth, found))
 
 
 def _need_folder(path: Path, nbytes: int) -> None:

@@ -28,6 +28,13 @@ KEY_BYTES = 80.0
 STEP = 512
 """Keys a call: a chunk of 8,192 tokens."""
 
+GROUPS = ((0, 1, 0), (0, 4, 0), (1, 1, 127), (2, 16, 0))
+"""Full in blocks of 16 and of 64 tokens, a window of 128 tokens, a state every 256: as Index takes them."""
+
+GROUPS_NS = 100.0
+AGAIN_US = 10.0
+"""Per base block of a first match over GROUPS; of the same match again."""
+
 Keys = NDArray[np.uint8]
 
 
@@ -58,6 +65,48 @@ def bench_match(sizes: Sequence[int] = (SMALL, LARGE), rounds: int = ROUNDS) -> 
             at_most(PIN_NS) if count == SMALL else None,
         )
         yield constant(f"memory, {count:,} keys", "B/key", memory, at_most(KEY_BYTES))
+
+
+def bench_match_groups(others: Sequence[int] = (0, LARGE), rounds: int = ROUNDS) -> Iterator[Row]:
+    """Rows of matches of a million tokens over four groups. others: keys of other chains per group beside it."""
+    keys = random_keys(SMALL // 16 * 16)
+    for count in others:
+        index = _filled_groups(keys, count)
+        name = f"match, {len(GROUPS)} groups, {len(keys) * TOKENS:,} tokens"
+        if count:
+            name += f", {count:,} keys each"
+        yield from compare(
+            name,
+            each(len(keys), "block"),
+            partial(_match, index, keys),
+            [Limit("plain table", timed(partial(_C.PlainTable(keys).find, keys)))],
+            rounds,
+            None if count else at_most(GROUPS_NS),
+        )
+        if not count:
+            matcher = Matcher(index)
+            matcher.update(keys, 0)
+            again = min(timed(lambda: matcher.update(keys, 0))() for _ in range(rounds))  # noqa: B023
+            yield constant("the same match again", "us", again * 1e6, at_most(AGAIN_US))
+
+
+def _filled_groups(keys: Keys, others: int) -> Index:
+    """An index that holds one chain in every group, and beside it so many keys per group of other chains."""
+    sizes = [len(keys) // multiple for _, multiple, _ in GROUPS]
+    slabs = sum(-(-(size + others) // SLOTS) + 1 for size in sizes)
+    index = Index(GROUPS, TOKENS, [SLOTS] * len(GROUPS), slabs, 0, 0)
+    most = max(multiple for _, multiple, _ in GROUPS)
+    chains = [random_keys(len(keys) * most, seed) for seed in range(1, 1 + others // len(keys))]
+    for chain in [keys, *chains]:
+        segment = index.open_segment(0.0)
+        ends = sizes if chain is keys else [min(len(keys), others)] * len(GROUPS)
+        pages = [np.zeros(end, np.int32) for end in ends]
+        copies, *_ = index.offer(segment, chain, [0] * len(GROUPS), ends, pages)
+        if len(copies) != sum(ends):
+            raise RuntimeError(f"the index took {len(copies)} of {sum(ends)} keys")
+        index.complete_store(copies, None)
+        index.close_segment(segment, 0, 0.0)
+    return index
 
 
 def random_keys(count: int, seed: int = 0) -> Keys:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group
 from rich.table import Table
 
+from kvoffload.bench.retention import BLOCK_BYTES, Grown, Growth
 from kvoffload.bench.rows import Row
 
 LEGEND = (
@@ -63,3 +64,27 @@ def number(value: float) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def retention_table(growth: Growth, found: Sequence[Grown]) -> Table:
+    """One row per case."""
+    title = (
+        f"{growth.sessions} sessions to {growth.tokens:,} tokens, {found[0].turns:,} turns, a pool for two"
+    )
+    out = Table(title=title, width=80)
+    names = ("case", "hits", "of full only", "KiB a turn", "if dense", "resident", "at most")
+    for name in names:
+        out.add_column(name, justify="left" if name == "case" else "right")
+    first = found[0].hit_rate
+    for g in found:
+        stored, dense = (n * BLOCK_BYTES / 1024 / max(g.turns, 1) for n in (g.stored, g.dense))
+        out.add_row(
+            str(g.case),
+            f"{g.hit_rate:.2%}",
+            f"{g.hit_rate / first:.4f}" if first else "-",
+            f"{stored:,.0f}",
+            f"{dense:,.0f}",
+            f"{g.resident:,}",
+            f"{g.bound:,}",
+        )
+    return out

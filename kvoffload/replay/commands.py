@@ -22,6 +22,7 @@ from kvoffload.replay.base import ReplayRequest, requests_of
 from kvoffload.replay.cost import CostModel
 from kvoffload.replay.driver import Engine, StandstillError
 from kvoffload.replay.lanes import Lanes
+from kvoffload.replay.model_commands import play_model
 from kvoffload.replay.oracle_lru import simulate
 from kvoffload.replay.plots import plot, plot_sessions, prepare
 from kvoffload.replay.report import Report, Setup, Tally
@@ -233,6 +234,16 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     controls: Annotated[
         bool, typer.Option("--controls/--no-controls", help="Beside it: no offload, infinite, rewrite all.")
     ] = True,
+    model: Annotated[
+        str,
+        typer.Option("--model", metavar="NAME", help="Play the groups of a known model, like gemma-3-27b."),
+    ] = "",
+    scale_bytes: Annotated[
+        int, typer.Option("--scale-bytes", min=1, metavar="F", help="Divide all bytes of --model by F.")
+    ] = 1,
+    retention: Annotated[
+        str, typer.Option("--retention", metavar="RULE", help="Of --model: boundaries, dense or 'every N'.")
+    ] = "boundaries",
     as_json: Json = False,
 ) -> None:
     """Replay a trace through HBM, host and disk: hits by tier, what was written, and whether a byte was
@@ -242,8 +253,7 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     used.
     """
     try:
-        if sequential and lanes:
-            raise ConfigError(f"--sequential with --lanes {lanes}: leave one of them out")
+        _check_modes(sequential=sequential, lanes=lanes, sessions=sessions, check=check)
         if plot_into is not None:
             prepare(plot_into)
         options = Options(
@@ -254,8 +264,6 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
         if side_by_side or sweep:
             _compare(opened, replace(options, lanes=lanes or sessions), sweep, as_json=as_json)
             return
-        if sessions and (sequential or lanes or check):
-            raise ConfigError("--sessions with --sequential, --lanes or --check: leave one of them out")
         if sessions:
             session_options = SessionOptions(
                 Schedule(sessions, window, think, seed),
@@ -268,10 +276,10 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
                 CostModel.parse(cost),
                 controls,
             )
-            played = play_sessions(opened, session_options, as_json=as_json)
-            if plot_into is not None:
-                _say_drawn(plot_sessions(played, plot_into), as_json)
-            raise typer.Exit(0 if played.ok else WRONG)
+            raise typer.Exit(_sessions(opened, session_options, plot_into, as_json=as_json))
+        if model:
+            right = play_model(opened, model, scale_bytes, retention, index_only=index_only, as_json=as_json)
+            raise typer.Exit(0 if right else WRONG)
         report = run_replay(opened, options, progress=True)
         drawn = plot(report, plot_into) if plot_into is not None else []
     except KVOffloadError as error:
@@ -306,6 +314,22 @@ def _compare(trace: Trace, options: Options, sweep: str, *, as_json: bool) -> No
         typer.echo(json.dumps([r.to_dict() for r in results]))
     else:
         Console(width=100, highlight=False, markup=False).print(compare.table(results))
+
+
+def _check_modes(*, sequential: bool, lanes: int, sessions: int, check: bool) -> None:
+    """Raise ConfigError where two ways to replay are asked for at once."""
+    if sequential and lanes:
+        raise ConfigError(f"--sequential with --lanes {lanes}: leave one of them out")
+    if sessions and (sequential or lanes or check):
+        raise ConfigError("--sessions with --sequential, --lanes or --check: leave one of them out")
+
+
+def _sessions(opened: Trace, options: SessionOptions, plot_into: Path | None, *, as_json: bool) -> int:
+    """Play live sessions; the exit status."""
+    played = play_sessions(opened, options, as_json=as_json)
+    if plot_into is not None:
+        _say_drawn(plot_sessions(played, plot_into), as_json)
+    return 0 if played.ok else WRONG
 
 
 def _say_drawn(paths: list[Path], as_json: bool) -> None:

@@ -161,6 +161,39 @@ class StoreModel(IndexState):
             block.pins -= 1
             self._settle(block)
 
+    # Retention.
+
+    def retire(
+        self,
+        segment: int,
+        keys: NDArray[np.uint8],
+        begins: Sequence[int],
+        ends: Sequence[int],
+        into: int | None,
+    ) -> int:
+        """Blocks of the spans go to another segment, or for good; how many."""
+        count = 0
+        for x in self._walk(begins, ends, segment):
+            block = self._find(keys, x)
+            if block is None or block.segment is None:
+                continue
+            if block.segment != segment and (into is None or block.segment in self.open):
+                continue
+            count += 1
+            if into is not None:
+                self._leave(block)
+                block.segment = into
+                self.segments[into].append(block)
+                self.segments[into].sort(key=lambda b: (b.end, b.group, b.entry))
+            elif block.pins:
+                self._doom(block)
+            else:
+                for tier in (HOST, DISK):
+                    if block.slot[tier] >= 0:
+                        self._lose_slot(block, tier)
+                self._settle(block)
+        return count
+
     # Writes.
 
     def _writing(self) -> int:

@@ -134,7 +134,8 @@ class Rig:
         self._each(chain, pages, begin, chain.blocks, paint)
 
     def mismatches(self, chain: Keys, pages: Sequence[NDArray[np.int32]], begin: int, end: int) -> int:
-        """Pages of blocks [begin, end) (base blocks) that hold anything else than their key's bytes."""
+        """Pages of blocks [begin, end) (base blocks) that hold anything else than their key's bytes; of windows and
+        states only those that resuming at the end takes."""
         wrong = 0
 
         def count(*args: object) -> None:
@@ -152,9 +153,12 @@ class Rig:
         end: int,
         work: Callable[..., object],
     ) -> None:
+        base = self.layout.base_tokens
         for group, multiple in enumerate(self.layout.multiples):
             keys = chain.keys[multiple - 1 :: multiple]
             span = slice(begin // multiple, end // multiple)
+            if work is not paint:
+                span = slice(*self.layout.groups[group].needs(begin * base, end * base))
             rows = pages[group][span]
             held = rows >= 0
             for memory in self.memory:
