@@ -118,15 +118,18 @@ def test_a_report_counts_for_its_rank_only_once_also_after_a_retry() -> None:
 
 
 def test_a_load_of_which_nothing_could_begin_ends() -> None:
-    """The engine gives no page, or another group holds all of transit: the load finishes with the next step."""
-    planner, chain = on_disk()
-    request = RequestInfo("r")
-    planner.match(request, chain)
-    plan = planner.load(request, chain, 64, [np.empty(0, np.int32)])
-    planner.tick(0.0)
-    assert [(f.id, f.request, f.boundary) for f in planner.complete([])] == [(plan.id, "r", 64)]
-    assert planner.idle
-    assert planner.finish("r", "end_turn", 0.0) == ()
+    """The engine gives no page for a window: the load has nothing to copy and finishes with the next step."""
+    layout = Layout(16, (CacheGroup(0, GroupKind.SLIDING, 16, 4096, lookback=32, layers=("a",)),))
+    with Rig(layout=layout) as rig:
+        chain = Keys.of(ids(4))
+        rig.store(chain)
+        info = rig.info()
+        assert rig.planner.match(info, chain).boundary == 64
+        plan = rig.planner.load(info, chain, 64, [np.empty(0, np.int32)])
+        finished = rig.local.step()
+        assert [f.request for f in finished if f.id == plan.id] == ([info.id] if plan.id else [])
+        assert rig.planner.finish(info.id, "end_turn", 0.0) == ()
+        rig.check()
 
 
 def test_a_gone_request_begins_no_further_burst(tmp_path: Path) -> None:

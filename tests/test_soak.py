@@ -32,7 +32,7 @@ HYBRID = Layout(
     TOKENS,
     (
         CacheGroup(0, GroupKind.FULL, 16, 8192, layers=("a", "b")),
-        CacheGroup(1, GroupKind.SLIDING, 16, 4096, lookback=47, layers=("c",)),
+        CacheGroup(1, GroupKind.SLIDING, 16, 4096, lookback=49, layers=("c",)),
         CacheGroup(2, GroupKind.STATE, 32, 12288, layers=("d",)),
     ),
 )
