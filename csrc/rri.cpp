@@ -155,21 +155,29 @@ bool RriPolicy::displaces(std::uint32_t newcomer, std::uint32_t victim) const {
 // Ranks no more than is asked for: most batches need few victims.
 std::uint32_t RriPolicy::next_victim(std::uint32_t after) const {
     std::uint32_t next = 0;
+    const auto rank_one = [&] {
+        std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
+        ranked_.push_back(heap_.back().segment);
+        heap_.pop_back();
+        ranks_[ranked_.back()] = static_cast<std::uint32_t>(ranked_.size() - 1);
+    };
     if (after == kNone) {
         ranked_.clear();
         heap_.clear();
         for (const std::uint32_t s : residents_) heap_.push_back(rank_of(s));
         std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
     } else {
+        // Another group's scan may have ranked anew since `after` was named: find its place in this ranking.
+        while (ranks_[after] >= ranked_.size() || ranked_[ranks_[after]] != after) {
+            if (heap_.empty()) return kNone;
+            rank_one();
+        }
         next = ranks_[after] + 1;
     }
     for (;; ++next) {
         if (next == ranked_.size()) {
             if (heap_.empty()) return kNone;
-            std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
-            ranked_.push_back(heap_.back().segment);
-            heap_.pop_back();
-            ranks_[ranked_.back()] = next;
+            rank_one();
         }
         if (records_[ranked_[next]].resident) return ranked_[next];
     }

@@ -30,6 +30,7 @@ from kvoffload.messages import (
 from kvoffload.mover import NullMover
 from kvoffload.planner import ExactSlots, Planner
 from kvoffload.requests import RequestInfo
+from kvoffload.stores import WriteBudget
 from kvoffload.testing.faults import Failing, Gated, Op
 from kvoffload.testing.rig import Keys, Rig, Sizes, one_group
 
@@ -117,15 +118,18 @@ def test_a_report_counts_for_its_rank_only_once_also_after_a_retry() -> None:
 
 
 def test_a_load_of_which_nothing_could_begin_ends() -> None:
-    """The engine gives no page, or another group holds all of transit: the load finishes with the next step."""
-    planner, chain = on_disk()
-    request = RequestInfo("r")
-    planner.match(request, chain)
-    plan = planner.load(request, chain, 64, [np.empty(0, np.int32)])
-    planner.tick(0.0)
-    assert [(f.id, f.request, f.boundary) for f in planner.complete([])] == [(plan.id, "r", 64)]
-    assert planner.idle
-    assert planner.finish("r", "end_turn", 0.0) == ()
+    """The engine gives no page for a window: the load has nothing to copy and finishes with the next step."""
+    layout = Layout(16, (CacheGroup(0, GroupKind.SLIDING, 16, 4096, lookback=32, layers=("a",)),))
+    with Rig(layout=layout) as rig:
+        chain = Keys.of(ids(4))
+        rig.store(chain)
+        info = rig.info()
+        assert rig.planner.match(info, chain).boundary == 64
+        plan = rig.planner.load(info, chain, 64, [np.empty(0, np.int32)])
+        finished = rig.local.step()
+        assert [f.request for f in finished if f.id == plan.id] == ([info.id] if plan.id else [])
+        assert rig.planner.finish(info.id, "end_turn", 0.0) == ()
+        rig.check()
 
 
 def test_a_gone_request_begins_no_further_burst(tmp_path: Path) -> None:
@@ -317,6 +321,17 @@ def test_a_block_in_another_slot_on_another_rank_is_not_restored() -> None:
     planner.attach(1, Inventory((8,), 1, 1, 1, moved))
     assert planner.match(RequestInfo(1), chain).disk == 2
     planner.check_integrity()
+
+
+def test_an_overdrawn_write_budget_allows_no_block() -> None:
+    """Writes by transit are spent after the fact: below zero nothing may be written, and nothing is asked for."""
+    budget = WriteBudget(1 << 20)
+    budget.refill(0.0)
+    budget.spend(3 << 20)
+    assert budget.blocks(4096) == 0
+    budget.refill(3600.0 * 2.5)
+    assert budget.blocks(4096) == 128
+    assert WriteBudget(1 << 20).blocks(0) > 0
 
 
 def test_deadlines_of_ended_jobs_do_not_pile_up() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvoffload.config import Config
+from kvoffload.config import POLICIES, Config
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import Copies, JobKind
 from kvoffload.requests import Finished, RequestInfo
@@ -32,7 +32,7 @@ HYBRID = Layout(
     TOKENS,
     (
         CacheGroup(0, GroupKind.FULL, 16, 8192, layers=("a", "b")),
-        CacheGroup(1, GroupKind.SLIDING, 16, 4096, lookback=47, layers=("c",)),
+        CacheGroup(1, GroupKind.SLIDING, 16, 4096, lookback=49, layers=("c",)),
         CacheGroup(2, GroupKind.STATE, 32, 12288, layers=("d",)),
     ),
 )
@@ -289,7 +289,17 @@ def episode(path: Path, layout: Layout, seed: int, steps: int) -> int:
     chance = random.Random(seed)
     chaos = Chaos(seed)
     sizes = Sizes(host=chance.choice([2, 3, 6]), transit=chance.choice([1, 2, 3]), disk=8, pages=PAGES)
-    config = Config(deadline_s=5.0)
+    config = Config(
+        host_bytes=1,  # sizes here are said in slabs
+        disk_path=path,
+        disk_bytes=1,
+        model_id="soak",
+        deadline_s=5.0,
+        host_policy=chance.choice(POLICIES),
+        disk_policy=chance.choice(POLICIES),
+        disk_admission=chance.choice([1, 1, 2]),
+        disk_write_budget=chance.choice([None, None, 1 << 20]),
+    )
     with Rig(sizes, layout, path, 2, config, [chaos], [chaos], chance.choice([None, 0, 1]), Clock()) as rig:
         world = World(rig, chance)
         for number in range(steps):
