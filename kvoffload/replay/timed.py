@@ -55,6 +55,10 @@ class TimedMover:
             outcomes.append(self._await(heapq.heappop(self._due)[1]))
         return outcomes
 
+    def wait(self, job_ids: Iterable[int], timeout: float) -> bool:
+        """Until they have really ended; their virtual end is told by `poll`."""
+        return self._inner.wait(job_ids, timeout)
+
     def close(self) -> None:
         self._inner.close()
 
