@@ -238,7 +238,8 @@ class Rig:
         self.planner.check_integrity()
         assert self.planner.idle, self.planner.describe()
         assert self.planner.pinned() == 0
-        least = min(self.layout.slots_per_slab(self.movers[0].arena.slab_bytes))
+        slots = self.layout.slots_per_slab(self.movers[0].arena.slab_bytes)
+        least = min(n for n, g in zip(slots, self.layout.groups, strict=True) if not g.transient)
         tiers = self.planner._tiers
         assert tiers is None or tiers.index.transit_free() == self.sizes.transit * least
 
