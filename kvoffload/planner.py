@@ -224,7 +224,9 @@ class Planner:
             return []
         for outcome in outcomes:
             if self._disk_ok.get(outcome.rank, outcome.disk_ok) is not outcome.disk_ok:
-                self._note_health(outcome, self._tiers.index)
+                before = all(self._disk_ok.values())
+                self._disk_ok[outcome.rank] = outcome.disk_ok
+                _switch_disk(self._tiers.index, self.counters, before, all(self._disk_ok.values()))
             running = self._inflight.report(outcome)
             if running is None:
                 continue
@@ -236,14 +238,6 @@ class Planner:
         self._tiers.stores.plan_writes(self._now, self._deadline)
         finished, self._finished = self._finished, []
         return finished
-
-    def _note_health(self, outcome: Outcome, index: Index) -> None:
-        before = all(self._disk_ok.values())
-        self._disk_ok[outcome.rank] = outcome.disk_ok
-        after = all(self._disk_ok.values())
-        if before is not after:
-            index.set_online(DISK, after)
-            self.counters.add("disk_back" if after else "disk_lost")
 
     # ---- whole tiers ----
 
@@ -340,3 +334,10 @@ def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, infligh
     tails = Tails(layout, index, counters, config.retention)
     stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget), ranks, tails)
     return _Tiers(index, stores, Loads(layout, index, inflight, counters, ranks), tails)
+
+
+def _switch_disk(index: Index, counters: Counters, before: bool, after: bool) -> None:
+    """The disk tier is on only while that of every rank works."""
+    if before is not after:
+        index.set_online(DISK, after)
+        counters.add("disk_back" if after else "disk_lost")

@@ -27,17 +27,20 @@ STATES = Layout(16, (group(0, FULL, 16), group(1, STATE, 64, 12288)))
 ONLY_WINDOW = Layout(16, (group(0, SLIDING, 16, 4096, 70),))
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["a pool per group", "one pool"])
+@pytest.mark.parametrize("transit", [1, 3])
+@pytest.mark.parametrize("one_pool", [False, True], ids=["a pool per group", "one pool"])
 @pytest.mark.parametrize(
     "layout", [WINDOW, DRAFT, STATES, ONLY_WINDOW], ids=["window", "draft", "state", "only"]
 )
-def test_random_traffic_over_hybrid_groups(layout: Layout, shared: bool, tmp_path: Path) -> None:
-    """Aborts, preemptions, resets and failing copies with real bytes, pages of all groups over each other or
-    apart: all requests end, loads happen, no block is ever wrong, and every page comes back."""
-    sizes = Sizes(host=6, disk=16, pages=75 if shared else 30, overlaid=shared)
+def test_random_traffic_over_hybrid_groups(
+    layout: Layout, one_pool: bool, transit: int, tmp_path: Path
+) -> None:
+    """Aborts, preemptions, resets and failing copies with real bytes, pages of all groups over each other or apart: all
+    requests end, also with transit for one group only; loads happen, no block is ever wrong, every page comes back."""
+    sizes = Sizes(host=6, transit=transit, disk=16, pages=75 if one_pool else 30, overlaid=one_pool)
     fail = Failing(calls={5, 9}, ops={Op.TO_DEVICE})
     with Rig(sizes, layout=layout, path=tmp_path, copy_faults=[fail]) as rig:
-        engine = engine_over(rig, limits=Limits(tokens=96, running=5), shared=shared)
+        engine = engine_over(rig, limits=Limits(tokens=96, running=5), shared=one_pool)
         free = engine.device.free
         requests = play(engine, Traffic(120, texts=5, blocks=14, output=40, reset=0.005, seed=7))
         assert unfinished(requests) == []
