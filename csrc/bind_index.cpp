@@ -162,6 +162,36 @@ py::dict counters(const Index& index) {
     return out;
 }
 
+// What the policy of a tier has learned; without rows where it learns nothing.
+py::dict policy(const Index& index, int tier) {
+    static const char* const kinds[] = {"own", "left", "shared"};
+    static const char* const paces[] = {"unknown", "quick", "middle", "slow"};
+    static const char* const finishes[] = {"unknown", "tool_use", "end_turn"};
+    const PolicyTable table = index.policy_table(tier_of(tier));
+    py::list rows;
+    for (const PolicyRow& r : table.rows) {
+        py::dict row;
+        row["kind"] = kinds[static_cast<int>(r.kind)];
+        row["pace"] = paces[static_cast<int>(r.pace)];
+        row["finish"] = finishes[r.finish];
+        row["at_risk"] = r.at_risk;
+        row["reused"] = r.reused;
+        row["censored"] = r.censored;
+        row["index"] = r.index;
+        row["resident_segments"] = r.resident;
+        rows.append(row);
+    }
+    py::dict out;
+    out["classes"] = rows;
+    out["requests"] = table.requests;
+    out["rebuilds"] = table.rebuilds;
+    out["rebuild_seconds"] = table.rebuild_seconds;
+    out["ghost_blocks"] = table.rows.empty() ? 0 : index.lineage()->ghost_blocks();
+    out["streams"] = table.rows.empty() ? 0 : index.lineage()->streams();
+    out["memory_bytes"] = index.policy_memory_bytes(tier);
+    return out;
+}
+
 py::tuple changes(const Index& index, std::uint64_t stamp) {
     const ChangeLog& log = index.log();
     if (!log.covers(stamp)) return py::make_tuple(log.stamp(), py::none());
@@ -275,7 +305,7 @@ void bind_index_class(py::module_& m) {
     py::class_<Index>(m, "Index")
         .def(py::init(&make_index), "groups"_a, "base_tokens"_a, "slots_per_slab"_a, "host_slabs"_a,
              "transit_slabs"_a, "disk_slabs"_a)
-        .def("open_segment", &Index::open_segment, "now"_a)
+        .def("open_segment", &Index::open_segment, "now"_a, "stream"_a = 0)
         .def("close_segment", &Index::close_segment, "segment"_a, "reason"_a, "now"_a)
         .def("offer", &offer, "segment"_a, "keys"_a, "begins"_a, "ends"_a, "pages"_a)
         .def("complete_store", &completion<&Index::complete_store>, "copies"_a, "status"_a)
@@ -312,6 +342,7 @@ void bind_index_class(py::module_& m) {
         .def("pending_writes",
              [](const Index& i) { return py::make_tuple(i.queued_writes(), i.pinned_writes()); })
         .def("counters", &counters)
+        .def("policy", &policy, "tier"_a)
         .def("changes", &changes, "stamp"_a)
         .def("memory_bytes", &Index::memory_bytes)
         .def("check_integrity", &Index::check_integrity)

@@ -24,7 +24,7 @@ enum EntryFlag : std::uint8_t {
     kDiskBusy = 8,   // a write into the disk slot is on its way
     kPending = 16,   // an in-flight job, not past its deadline, will make the block available
     kLoading = 32,   // on its way to the device by a job that is not past its deadline
-    kWantDisk = 64,  // has one place in the write queue
+    kWantDisk = 64,  // has one place in the write queue, which outlives the entry
     kDoomed = 128,   // out of table and segment; freed when the last pin goes
 };
 

@@ -39,12 +39,19 @@ IndexOptions checked(IndexOptions o) {
     return o;
 }
 
+// Blocks known without being in any tier: 4 times what host holds, at least a quarter of a million (8 MiB).
+std::uint64_t most_ghosts(const IndexOptions& o) {
+    std::uint64_t slots = 0;
+    for (const std::uint32_t n : o.slots_per_slab) slots = std::max<std::uint64_t>(slots, n);
+    return std::max<std::uint64_t>(std::uint64_t{1} << 18, 4 * slots * o.host_slabs);
+}
+
 }  // namespace
 
 Index::Index(IndexOptions options)
     : options_(checked(std::move(options))),
-      order_(pool_, multiples(options_), make_policy(options_.host_policy),
-             make_policy(options_.disk_policy)),
+      order_(pool_, multiples(options_), make_policy(options_.host_policy), make_policy(options_.disk_policy),
+             most_ghosts(options_)),
       arenas_{SlabArena(0, options_.host_slabs, options_.slots_per_slab, options_.host_slots),
               SlabArena(0, options_.disk_slabs, options_.slots_per_slab, options_.disk_slots)},
       transit_(options_.host_slabs, options_.transit_slabs, options_.slots_per_slab, options_.transit_slots) {
@@ -87,7 +94,6 @@ void Index::start(std::uint32_t segment, const Chain& chain, const std::vector<S
 void Index::restart_batch() {
     order_.begin_batch();
     for (auto& blocked : slab_blocked_) blocked.clear();
-    budget_ = ~std::uint64_t{0};
     spare_unwritten_ = false;
 }
 
@@ -171,11 +177,10 @@ void Index::probe(const Chain& chain, std::uint32_t g, std::uint32_t begin, std:
 bool Index::make_room(int tier, const Newcomer& x, const Chain& chain) {
     SlabArena& arena = arenas_[tier];
     if (arena.promise(x.group)) return true;
-    if (budget_ == 0) return false;
     const std::uint32_t victim = order_.victim(tier, x, chain, spared(tier));
+    if (victim == kNone && order_.refuses(tier, x.group)) return false;
     const std::uint32_t slab = idle_slab(tier, x, chain, victim);
     if (slab == kNone && victim == kNone) return false;
-    --budget_;
     if (slab != kNone) {
         empty_slab(tier, slab);
     } else {
@@ -235,8 +240,10 @@ bool Index::slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, 
 
 // ---- entries
 
-void Index::join(std::uint32_t segment, Item& item, std::uint32_t& hint) {
+void Index::join(std::uint32_t request, Item& item, std::uint32_t& hint) {
     Entry& e = pool_[item.entry];
+    const std::uint32_t segment = order_.target(request, item.end);
+    if (hint != kNone && pool_[hint].segment != segment) hint = kNone;
     if (e.segment == segment) {
         hint = item.entry;
     } else {
@@ -288,7 +295,8 @@ void Index::doom(std::uint32_t id) {
         if (was & valid_bit(t)) log(e, kRemoved, t);
     }
     if ((was & (kHostValid | kDiskValid)) == 0) log(e, kMarked, kHost);
-    order_.unlink(id);
+    if (was & kWantDisk) --wanted_;
+    order_.bury(id);
 }
 
 // Ends an entry that nothing holds any more.
@@ -306,11 +314,11 @@ void Index::release_entry(std::uint32_t id) {
     }
     if (!e.has(kDoomed)) {
         tables_[e.group].erase(hash_key(e.key), id);
-        order_.unlink(id);
+        order_.bury(id);
     }
     pool_.retire(id);
     if (e.has(kWantDisk)) {  // its place in the queue gives the id back
-        --wanted_;
+        wanted_ -= e.has(kDoomed) ? 0 : 1;
     } else {
         pool_.recycle(id);
     }

@@ -24,10 +24,11 @@
 //     slot ends the walk; no room on disk counts as refused.
 // Cursors: the span's end, or where the walk ended the group's first block that ends at or beyond that
 // position. If the walk ends with its very first block, nothing is touched: a saturated offer costs no more
-// than its scan. complete_store. Of a copy without kCopyTransit: the block is visible in host and, if
-// disk is online and admits it, queued for disk; or its slot is given back. Of a copy with kCopyTransit:
-// kOk changes nothing, the same copy goes on as a write and ends with complete_write; otherwise its slots are
-// given back.
+// than its scan. Where host has a policy that learns, a block it finds of less value than all others is
+// refused for good: the walk goes on, and no later block of the request displaces others in host.
+// complete_store. Of a copy without kCopyTransit: the block is visible in host and, if disk is online and
+// admits it, queued for disk; or its slot is given back. Of a copy with kCopyTransit: kOk changes nothing,
+// the same copy goes on as a write and ends with complete_write; otherwise its slots are given back.
 //
 // Room that a load makes in host never costs a block that waits for its write to disk.
 // begin_load. All groups together, in ascending end position. Blocks without a page are passed over. The
@@ -141,7 +142,8 @@ class Index {
     Index(const Index&) = delete;
     Index& operator=(const Index&) = delete;
 
-    std::uint32_t open_segment(double now) { return order_.open(now); }
+    // `stream`: a name of the agent that asks, the same for each of its requests; 0 = unknown.
+    std::uint32_t open_segment(double now, std::uint64_t stream) { return order_.open(stream, now); }
     void close_segment(std::uint32_t segment, int reason, double now);
 
     OfferResult offer(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans);
@@ -192,6 +194,10 @@ class Index {
     std::uint64_t queued_writes() const { return wanted_; }
     std::uint64_t pinned_writes() const { return writing_; }
     const Counters& counters() const { return counters_; }
+    PolicyTable policy_table(int tier) const { return order_.policy(tier).table(); }
+    const Lineage* lineage() const { return order_.lineage(); }
+    // Of the tier's policy and, if it learns, of the lineage, which policies share.
+    std::size_t policy_memory_bytes(int tier) const;
     std::size_t memory_bytes() const;
     std::vector<EntryView> entries() const;
     void check_integrity() const;
@@ -217,7 +223,7 @@ class Index {
     std::uint32_t idle_slab(int tier, const Newcomer& x, const Chain& chain, std::uint32_t victim);
     void empty_slab(int tier, std::uint32_t slab);
     bool slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain) const;
-    void join(std::uint32_t segment, Item& item, std::uint32_t& hint);
+    void join(std::uint32_t request, Item& item, std::uint32_t& hint);
     std::uint32_t make_entry(const Chain& chain, const Item& item);
     void drop(std::uint32_t id, int tier);
     void doom(std::uint32_t id);
@@ -240,7 +246,7 @@ class Index {
     // The flag that keeps an unpinned block from being a victim in the running call, 0 = none.
     std::uint8_t spared(int tier) const { return tier == kHost && spare_unwritten_ ? kWantDisk : 0; }
     Newcomer newcomer(std::uint32_t segment, const Item& item) const {
-        return {segment, item.end, item.group};
+        return {order_.target(segment, item.end), item.end, item.group};
     }
     const std::int32_t* page(const std::vector<Span>& spans, const Item& item) const;
     BlockCopy copy_of(std::uint32_t id, std::int32_t page, std::int32_t host, std::int32_t disk,
@@ -249,13 +255,20 @@ class Index {
     enum Ending : std::uint8_t { kEndsNothing, kEndsStore, kEndsWrite, kEndsLoad };
     void check_copies(const BlockCopy* copies, std::size_t n, Ending ending) const;
 
+    // index_learn.cpp
+    void relate(std::uint32_t segment, const Chain& chain, std::size_t n);
+    std::uint64_t ghost(const Chain& chain, const Item& item) const;
+    void begin_request(std::uint32_t segment, const Chain& chain);
+    std::uint32_t known_segment(const Chain& chain, std::uint32_t group, std::uint32_t block) const;
+
     // index_store.cpp
     bool stuck(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans,
                OfferResult& result);
     void classify(std::uint32_t segment, const std::vector<Span>& spans, OfferResult& result);
     void place(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans,
                OfferResult& result);
-    bool place_below(const Newcomer& x, Item& item, const Chain& chain, OfferResult& result, bool& stop);
+    bool place_below(std::uint32_t segment, const Newcomer& x, Item& item, const Chain& chain,
+                     OfferResult& result, bool& stop);
     void emit_stores(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans,
                      OfferResult& result);
     void end_store(const BlockCopy& c, std::uint8_t status);
@@ -302,8 +315,8 @@ class Index {
     // Of the batch call that runs.
     std::vector<Item> items_;
     std::vector<bool> slab_blocked_[kTiers];
-    std::uint64_t budget_ = 0;  // evictions that the policy still admits
     bool spare_unwritten_ = false;
+    std::vector<Touched> touched_;
 };
 
 }  // namespace kvoffload

@@ -97,6 +97,7 @@ void Index::link_restored(const std::vector<std::uint64_t>& order, const std::ve
         if (i == 0 || order[sorted[i]] != order[sorted[i - 1]]) segment = order_.restore(order[sorted[i]]);
         const std::uint32_t id = ids[sorted[i]];
         order_.link(segment, id, hint);
+        if (order_.lineage() != nullptr) order_.lineage()->restored(segment, 1, order_.now());
         if (groups() > 1) arenas_[kDisk].touch(pool_[id].slot[kDisk], order[sorted[i]]);
     }
 }
@@ -203,6 +204,7 @@ std::vector<EntryView> Index::entries() const {
 void Index::check_integrity() const {
     check_entries();
     check_segments();
+    if (order_.lineage() != nullptr) order_.lineage()->check();
     for (int t = 0; t < kTiers; ++t) check_slots(t);
     transit_.check("transit");
     check_counts();
@@ -246,7 +248,8 @@ void Index::check_segments() const {
     for (std::uint32_t s = 0; s < order_.segments(); ++s) {
         const Segment& seg = order_.segment(s);
         if (!seg.live) continue;
-        expect(seg.open || seg.size != 0, "segment is closed, empty and alive", s);
+        expect(seg.open || seg.size != 0 || (order_.lineage() && order_.lineage()->ghosts(s) != 0),
+               "segment is closed, empty and alive", s);
         std::vector<std::uint32_t> tails(groups() * kTiers, kNone), counts(groups() * kTiers, 0);
         std::uint32_t size = 0, before = kNone, sum[kTiers] = {0, 0};
         for (std::uint32_t id = seg.head; id != kNone; before = id, id = pool_[id].next, ++size) {
@@ -313,7 +316,7 @@ void Index::check_counts() const {
             pinned[t][e.group] += e.pins != 0 && e.slot[t] >= 0 ? 1 : 0;
             busy[t][e.group] += e.has(busy_bit(t)) ? 1 : 0;
         }
-        wanted += e.has(kWantDisk) ? 1 : 0;
+        wanted += e.has(kWantDisk) && !e.has(kDoomed) ? 1 : 0;
         writing += e.has(kDiskBusy) ? 1 : 0;
     }
     for (int t = 0; t < kTiers; ++t) {
@@ -322,7 +325,11 @@ void Index::check_counts() const {
     }
     expect(wanted == wanted_ && writing == writing_, "writes are miscounted", wanted);
     std::uint64_t places = 0;
-    for (const std::uint32_t id : queue_) places += pool_[id].in_use() && pool_[id].has(kWantDisk) ? 1 : 0;
+    for (const std::uint32_t id : queue_) {
+        const Entry& e = pool_[id];
+        expect(e.has(kWantDisk), "an entry in the write queue does not want disk", id);
+        places += e.in_use() && !e.has(kDoomed) ? 1 : 0;
+    }
     expect(places == wanted, "the write queue misses an entry or has it twice", places);
 }
 

@@ -95,17 +95,15 @@ std::size_t Index::rewind(std::size_t n) {
 // Touches and pins the first n items and finds places for those on disk only; the number that stays.
 std::size_t Index::place_reads(std::uint32_t segment, const Chain& chain, std::size_t n, TransitRing* ring) {
     if (n > 0) order_.touch(segment, static_cast<std::uint32_t>(n));
+    relate(segment, chain, n);
     std::uint32_t hint = kNone;
-    std::uint64_t wanted = 0;
     for (std::size_t i = 0; i < n; ++i) {
         Item& item = items_[i];
         if (item.entry == kNone) continue;
         join(segment, item, hint);
         if (item.action == kSkip) continue;
         pin(pool_[item.entry]);
-        wanted += item.action == kCandidate ? 1 : 0;
     }
-    budget_ = order_.policy(kHost).admit(segment, wanted, arenas_[kHost].room());
     std::size_t failed = 0;
     for (; failed < n; ++failed) {
         Item& item = items_[failed];

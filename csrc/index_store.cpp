@@ -21,6 +21,7 @@ OfferResult Index::offer(std::uint32_t segment, const Chain& chain, const std::v
     if (items_.empty() || stuck(segment, chain, spans, result)) return result;
     find_all(chain);
     order_.touch(segment, static_cast<std::uint32_t>(items_.size()));
+    relate(segment, chain, items_.size());
     classify(segment, spans, result);
     place(segment, chain, spans, result);
     emit_stores(segment, chain, spans, result);
@@ -30,6 +31,7 @@ OfferResult Index::offer(std::uint32_t segment, const Chain& chain, const std::v
 // True when the walk would end with its first block. Changes nothing.
 bool Index::stuck(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans,
                   OfferResult& result) {
+    if (order_.policy(kHost).learns()) return false;
     const Item& first = items_.front();
     const std::uint8_t* key = chain.at(group(first.group).multiple, first.block);
     if (page(spans, first) == nullptr || tables_[first.group].find(hash_key(key), key) != kNone) return false;
@@ -63,19 +65,20 @@ void Index::classify(std::uint32_t segment, const std::vector<Span>& spans, Offe
 // use.
 void Index::place(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans,
                   OfferResult& result) {
-    const auto candidate = [](const Item& item) { return item.action == kCandidate; };
-    const auto wanted = static_cast<std::uint64_t>(std::count_if(items_.begin(), items_.end(), candidate));
-    budget_ = order_.policy(kHost).admit(segment, wanted, arenas_[kHost].room());
     bool stop = false;
     for (std::size_t i = 0; i < items_.size() && !stop; ++i) {
         Item& item = items_[i];
         if (item.action != kCandidate) continue;
         if (item.entry != kNone && !pool_[item.entry].in_use()) item.entry = kNone;
         const Newcomer x = newcomer(segment, item);
-        if (make_room(kHost, x, chain)) {
+        if (!order_.segment(segment).refused && make_room(kHost, x, chain)) {
             item.action = kToHost;
-        } else if (item.entry == kNone || !on_disk(pool_[item.entry])) {
-            item.action = place_below(x, item, chain, result, stop) ? kToTransit : kSkip;
+            continue;
+        }
+        if (order_.refuses(kHost, x.group)) order_.set_refused(segment);
+        item.action = kSkip;
+        if (item.entry == kNone || !on_disk(pool_[item.entry])) {
+            item.action = place_below(segment, x, item, chain, result, stop) ? kToTransit : kSkip;
         }
         if (!stop) continue;
         for (std::uint32_t g = 0; g < groups(); ++g) {
@@ -85,21 +88,18 @@ void Index::place(std::uint32_t segment, const Chain& chain, const std::vector<S
 }
 
 // A block that host refused and no tier has: straight to disk, through a transit slot.
-bool Index::place_below(const Newcomer& x, Item& item, const Chain& chain, OfferResult& result, bool& stop) {
+bool Index::place_below(std::uint32_t segment, const Newcomer& x, Item& item, const Chain& chain,
+                        OfferResult& result, bool& stop) {
     if (!disk_takes_new() || item.entry != kNone) {
         ++result.refused;
-        stop = true;
+        stop = !order_.segment(segment).refused;
         return false;
     }
     if (!transit_.promise(x.group)) {
         stop = true;
         return false;
     }
-    const std::uint64_t host_budget = budget_;
-    budget_ = order_.policy(kDisk).admit(x.segment, 1, arenas_[kDisk].room());
-    const bool room = make_room(kDisk, x, chain);
-    budget_ = host_budget;
-    if (room) return true;
+    if (make_room(kDisk, x, chain)) return true;
     transit_.withdraw(x.group);
     ++result.refused;
     ++counters_.dropped_disk_full;
@@ -123,7 +123,10 @@ void Index::emit_stores(std::uint32_t segment, const Chain& chain, const std::ve
                 if (transit) transit_.withdraw(item.group);
                 continue;
             }
-            order_.link(segment, item.entry, hint);
+            if (order_.lineage() != nullptr) order_.lineage()->revived(ghost(chain, item));
+            const std::uint32_t target = order_.target(segment, item.end);
+            if (hint != kNone && pool_[hint].segment != target) hint = kNone;
+            order_.link(target, item.entry, hint);
         }
         const std::uint32_t id = item.entry;
         Entry& e = pool_[id];
@@ -209,8 +212,9 @@ std::uint32_t Index::pop_write() {
             continue;
         }
         e.flags &= static_cast<std::uint8_t>(~kWantDisk);
+        if (e.has(kDoomed)) continue;
         --wanted_;
-        if (!e.has(kDoomed)) return id;
+        return id;
     }
     return kNone;
 }

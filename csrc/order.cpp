@@ -6,14 +6,19 @@
 namespace kvoffload {
 
 Order::Order(EntryPool& pool, std::vector<std::uint32_t> multiples, std::unique_ptr<Policy> host,
-             std::unique_ptr<Policy> disk)
+             std::unique_ptr<Policy> disk, std::uint64_t most_ghosts)
     : pool_(pool), multiples_(std::move(multiples)) {
     policies_[kHost] = std::move(host);
     policies_[kDisk] = std::move(disk);
+    std::vector<Policy*> learners;
+    for (auto& p : policies_) {
+        if (p->learns()) learners.push_back(p.get());
+    }
+    if (!learners.empty()) lineage_ = std::make_unique<Lineage>(*this, learners, most_ghosts);
     begin_batch();
 }
 
-std::uint32_t Order::make(std::uint64_t order, double now) {
+std::uint32_t Order::make(std::uint64_t stream, std::uint64_t order, double now) {
     std::uint32_t id = static_cast<std::uint32_t>(segments_.size());
     if (free_.empty()) {
         segments_.emplace_back();
@@ -26,32 +31,47 @@ std::uint32_t Order::make(std::uint64_t order, double now) {
     segments_[id].order = order;
     segments_[id].live = true;
     for (auto& p : policies_) p->on_open(id, order, now);
+    if (lineage_) lineage_->opened(id, stream);
     return id;
 }
 
-std::uint32_t Order::open(double now) {
-    now_ = now;
-    const std::uint32_t id = make(++order_, now);
+std::uint32_t Order::open(std::uint64_t stream, double now) {
+    now_ = std::max(now_, now);
+    const std::uint32_t id = make(stream, ++order_, now_);
     segments_[id].open = true;
     return id;
 }
 
 std::uint32_t Order::restore(std::uint64_t order) {
     order_ = std::max(order_, order);
-    return make(order, now_);
+    return make(0, order, now_);
+}
+
+std::uint32_t Order::open_head(std::uint32_t segment) {
+    const std::uint32_t id = make(0, ++order_, now_);
+    segments_[id].open = segments_[segment].open;
+    return id;
 }
 
 void Order::close(std::uint32_t segment, int reason, double now) {
-    now_ = now;
+    now_ = std::max(now_, now);
+    const std::uint32_t head = lineage_ ? lineage_->head(segment) : kNone;
+    if (lineage_) lineage_->closed(segment, now_);
+    close_one(segment, reason);
+    if (head != kNone) close_one(head, reason);
+}
+
+void Order::close_one(std::uint32_t segment, int reason) {
     segments_[segment].open = false;
-    for (auto& p : policies_) p->on_close(segment, reason, now);
+    for (auto& p : policies_) p->on_close(segment, reason, now_);
     erase_if_done(segment);
 }
 
 void Order::erase_if_done(std::uint32_t segment) {
     Segment& s = segments_[segment];
-    if (s.open || s.size != 0) return;
+    if (!s.live || s.open || s.size != 0 || (lineage_ && lineage_->ghosts(segment) != 0)) return;
     s.live = false;
+    if (lineage_) lineage_->erased(segment);
     for (auto& p : policies_) p->on_erase(segment);
     free_.push_back(segment);
 }
@@ -59,6 +79,7 @@ void Order::erase_if_done(std::uint32_t segment) {
 void Order::touch(std::uint32_t segment, std::uint32_t blocks) {
     segments_[segment].order = ++order_;
     for (auto& p : policies_) p->on_touch(segment, order_, now_, blocks);
+    if (lineage_ && lineage_->head(segment) != kNone) touch(lineage_->head(segment), blocks);
 }
 
 void Order::link(std::uint32_t segment, std::uint32_t id, std::uint32_t& hint) {
@@ -100,6 +121,12 @@ void Order::unlink(std::uint32_t id) {
     erase_if_done(segment);
 }
 
+void Order::bury(std::uint32_t id) {
+    const Entry& e = pool_[id];
+    if (lineage_) lineage_->buried(e.segment, Ghosts::name(e.key, e.group));
+    unlink(id);
+}
+
 // The deepest entry but `id` of its group in the tier. REQUIRES: there is one.
 std::uint32_t Order::next_tail(std::uint32_t id, int tier) const {
     const Entry& e = pool_[id];
@@ -111,6 +138,7 @@ std::uint32_t Order::next_tail(std::uint32_t id, int tier) const {
 void Order::leave(std::uint32_t segment, int tier) {
     for (Scan& scan : scans_[tier]) {
         if (scan.at == segment) scan.at = policies_[tier]->next_victim(segment);
+        if (policies_[tier]->learns()) scan.started = false;  // what it hung below may go now
     }
     policies_[tier]->on_resident(segment, false);
 }
@@ -127,22 +155,28 @@ bool Order::own_prefix(const Entry& e, const Newcomer& x, const Chain& chain) co
 
 std::uint32_t Order::victim(int tier, const Newcomer& x, const Chain& chain, std::uint8_t spared) {
     Scan& scan = scans_[tier][x.group];
+    const bool learns = policies_[tier]->learns();
+    if (scan.refused) return kNone;
     if (!scan.started) {
         scan.started = true;
         scan.at = policies_[tier]->next_victim(kNone);
     }
     for (; scan.at != kNone; scan.at = policies_[tier]->next_victim(scan.at)) {
         const std::uint32_t last = tail(scan.at, x.group, tier);
-        if (scan.at == x.segment) {
-            return may_go(last, spared) && end(pool_[last]) > x.end ? last : kNone;
-        }
-        if (may_go(last, spared) && !own_prefix(pool_[last], x, chain)) return last;
+        if (scan.at == x.segment && may_go(last, spared) && end(pool_[last]) > x.end) return last;
+        scan.refused = learns && !policies_[tier]->displaces(x.segment, scan.at);
+        if (scan.refused || (scan.at == x.segment && !learns)) return kNone;
+        if (scan.at == x.segment || !may_go(last, spared) || own_prefix(pool_[last], x, chain)) continue;
+        if (!learns || !lineage_->blocked(scan.at, tier, end(pool_[last]))) return last;
     }
     return kNone;
 }
 
 std::size_t Order::memory_bytes() const {
-    return segments_.capacity() * sizeof(Segment) + tails_.capacity() * sizeof(Tail) + free_.capacity() * 4;
+    std::size_t sum =
+        segments_.capacity() * sizeof(Segment) + tails_.capacity() * sizeof(Tail) + free_.capacity() * 4;
+    for (const auto& p : policies_) sum += p->memory_bytes();
+    return sum + (lineage_ ? lineage_->memory_bytes() : 0);
 }
 
 }  // namespace kvoffload

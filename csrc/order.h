@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "entry_pool.h"
+#include "lineage.h"
 #include "policy.h"
 
 namespace kvoffload {
@@ -40,14 +41,19 @@ struct Segment {
     std::uint32_t resident[kTiers] = {0, 0};
     bool live = false;  // the id is in use
     bool open = false;
+    bool refused = false;  // a block of it was refused for good in host
 };
 
 class Order {
   public:
     Order(EntryPool& pool, std::vector<std::uint32_t> multiples, std::unique_ptr<Policy> host,
-          std::unique_ptr<Policy> disk);
+          std::unique_ptr<Policy> disk, std::uint64_t most_ghosts);
 
-    std::uint32_t open(double now);
+    // `stream`: a name of the request's stream, 0 = unknown.
+    std::uint32_t open(std::uint64_t stream, double now);
+    // The head of an open request's path: a second segment that lives and is touched with it, as the more
+    // recent one.
+    std::uint32_t open_head(std::uint32_t segment);
     // As `open` and `close` for a segment found on disk; `order` must rise from call to call.
     std::uint32_t restore(std::uint64_t order);
     void close(std::uint32_t segment, int reason, double now);
@@ -61,6 +67,10 @@ class Order {
     // a batch in increasing positions walks the list once at most.
     void link(std::uint32_t segment, std::uint32_t id, std::uint32_t& hint);
     void unlink(std::uint32_t id);
+    // The entry is going out of use; the lineage goes on knowing its block.
+    void bury(std::uint32_t id);
+    // Gives the id back if the segment is closed and has nothing left, not even ghosts.
+    void erase_if_done(std::uint32_t segment);
     // A linked entry got or lost its slot in the tier.
     void gained(std::uint32_t id, int tier) {
         const Entry& e = pool_[id];
@@ -83,11 +93,16 @@ class Order {
     // Start of a batch: scans for victims begin anew. Within a batch pins are only added, so a segment once
     // passed stays passed.
     void begin_batch();
+    void set_refused(std::uint32_t segment) { segments_[segment].refused = true; }
     // The entry to give up for x in its group, or kNone: x is the least valuable itself, or nothing may go.
     // Goes through the tier's segments from the least valuable one: x's own segment gives its tail if that
     // lies deeper than x, else x loses; another gives its tail unless this is pinned or of x's own prefix.
+    // Where the policy learns, x also loses against the first segment that it may not displace, and a tail
+    // with something below it stays.
     // Entries with a flag of `spared` count as pinned; it does not change within a batch.
     std::uint32_t victim(int tier, const Newcomer& x, const Chain& chain, std::uint8_t spared);
+    // In this batch the policy found a newcomer of the group to be of less value than all that could go.
+    bool refuses(int tier, std::uint32_t group) const { return scans_[tier][group].refused; }
 
     const Segment& segment(std::uint32_t id) const { return segments_[id]; }
     std::uint32_t segments() const { return static_cast<std::uint32_t>(segments_.size()); }
@@ -97,7 +112,14 @@ class Order {
     std::uint32_t count(std::uint32_t segment, std::uint32_t group, int tier) const {
         return tails_[cell(segment, group, tier)].count;
     }
-    Policy& policy(int tier) { return *policies_[tier]; }
+    // Where a block of the request that ends at `end` goes: to its head or to its own segment.
+    std::uint32_t target(std::uint32_t segment, std::uint32_t end) const {
+        return lineage_ ? lineage_->target(segment, end) : segment;
+    }
+    // Null if no policy learns.
+    Lineage* lineage() { return lineage_.get(); }
+    const Lineage* lineage() const { return lineage_.get(); }
+    double now() const { return now_; }
     const Policy& policy(int tier) const { return *policies_[tier]; }
     std::uint32_t end(const Entry& e) const { return (e.depth + 1) * multiples_[e.group]; }
     std::uint64_t position(const Entry& e) const { return static_cast<std::uint64_t>(end(e)) << 8 | e.group; }
@@ -119,14 +141,15 @@ class Order {
     struct Scan {
         std::uint32_t at = kNone;
         bool started = false;
+        bool refused = false;
     };
 
     std::size_t cell(std::uint32_t segment, std::uint32_t group, int tier) const {
         return (static_cast<std::size_t>(segment) * multiples_.size() + group) * kTiers +
                static_cast<std::size_t>(tier);
     }
-    std::uint32_t make(std::uint64_t order, double now);
-    void erase_if_done(std::uint32_t segment);
+    std::uint32_t make(std::uint64_t stream, std::uint64_t order, double now);
+    void close_one(std::uint32_t segment, int reason);
     bool may_go(std::uint32_t id, std::uint8_t spared) const {
         return id != kNone && pool_[id].pins == 0 && !pool_[id].has(spared);
     }
@@ -136,6 +159,7 @@ class Order {
     EntryPool& pool_;
     const std::vector<std::uint32_t> multiples_;
     std::unique_ptr<Policy> policies_[kTiers];
+    std::unique_ptr<Lineage> lineage_;
     std::vector<Segment> segments_;
     std::vector<Tail> tails_;  // by segment, group, tier
     std::vector<std::uint32_t> free_;

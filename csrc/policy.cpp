@@ -3,12 +3,14 @@
 #include <stdexcept>
 
 #include "entry_pool.h"
+#include "rri.h"
 
 namespace kvoffload {
 
 std::unique_ptr<Policy> make_policy(const std::string& name) {
     if (name == "lru") return std::make_unique<LruPolicy>();
-    throw std::invalid_argument("no policy is called '" + name + "'; there is: lru");
+    if (name == "rri" || name == "rri-keep") return std::make_unique<RriPolicy>(name == "rri-keep");
+    throw std::invalid_argument("no policy is called '" + name + "'; there are: lru, rri, rri-keep");
 }
 
 void LruPolicy::on_open(std::uint32_t segment, std::uint64_t order, double) {

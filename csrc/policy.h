@@ -3,12 +3,39 @@
 // by the Index. A policy is a pure function of the calls it gets (times are handed in).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace kvoffload {
+
+// What a segment is to its stream (a stream = one agent of one session, lineage.h).
+enum class Kind : std::uint8_t {
+    kOwn,     // the end of the stream's last request
+    kLeft,    // the stream went on elsewhere
+    kShared,  // used by two streams or more
+};
+
+// How fast a stream comes back, against all streams.
+enum class Pace : std::uint8_t { kUnknown, kQuick, kMiddle, kSlow };
+
+// One row of what a policy has learned, for reports.
+struct PolicyRow {
+    Kind kind;
+    Pace pace;
+    int finish;                        // 0 unknown, 1 tool call, 2 end of turn
+    double at_risk, reused, censored;  // weights over all ages, decayed
+    double index;                      // reuses per second and block held, at age 0
+    std::uint32_t resident;            // segments
+};
+
+struct PolicyTable {
+    std::vector<PolicyRow> rows;
+    std::uint64_t requests = 0, rebuilds = 0;
+    double rebuild_seconds = 0;  // all together
+};
 
 class Policy {
   public:
@@ -26,10 +53,25 @@ class Policy {
     virtual void on_erase(std::uint32_t segment) = 0;
 
     // Resident segments from the least valuable one upwards: kNone gives the first, the last gives kNone.
-    // REQUIRES: `after` is resident or kNone.
+    // Those that become resident later may be missing until the next call with kNone. REQUIRES: `after` is
+    // resident or kNone; the first call of a batch is with kNone.
     virtual std::uint32_t next_victim(std::uint32_t after) const = 0;
-    // How many of `wanted` new blocks of the segment may displace others, when `room` fit without.
-    virtual std::uint64_t admit(std::uint32_t segment, std::uint64_t wanted, std::uint64_t room) = 0;
+    virtual std::size_t memory_bytes() const = 0;
+
+    // Whether the policy wants what follows; the index keeps a lineage if one of its policies does. Of a
+    // policy that learns a block with others below it is no victim, and a block it refuses is not offered
+    // again.
+    virtual bool learns() const { return false; }
+    // A request of `blocks` base blocks begins with its first touch.
+    virtual void on_request(std::uint64_t blocks, double now) {}
+    virtual void on_class(std::uint32_t segment, Kind kind, Pace pace, double now) {}
+    // `to` used `blocks` blocks that were last used by `from`; kNone: by nobody as far as is known.
+    virtual void on_use(std::uint32_t from, std::uint32_t to, std::uint32_t blocks, double now) {}
+    // Blocks of the segment are no longer followed.
+    virtual void on_forget(std::uint32_t segment, std::uint32_t blocks, double now) {}
+    // Whether a new block of one segment may displace the other's; asked from the least valuable one upwards.
+    virtual bool displaces(std::uint32_t newcomer, std::uint32_t victim) const { return true; }
+    virtual PolicyTable table() const { return {}; }
 };
 
 // Throws std::invalid_argument naming the known policies.
@@ -44,7 +86,7 @@ class LruPolicy final : public Policy {
     void on_resident(std::uint32_t segment, bool resident) override;
     void on_erase(std::uint32_t) override {}
     std::uint32_t next_victim(std::uint32_t after) const override;
-    std::uint64_t admit(std::uint32_t, std::uint64_t wanted, std::uint64_t) override { return wanted; }
+    std::size_t memory_bytes() const override { return links_.capacity() * sizeof(Link); }
 
   private:
     struct Link {

@@ -36,14 +36,16 @@ class Index:
         host_slots: int = -1,  # exact number of slots over all slabs, -1 = all; one group only
         transit_slots: int = -1,
         disk_slots: int = -1,
-        host_policy: str = "lru",
+        host_policy: str = "lru",  # or rri, rri-keep: csrc/rri.h
         disk_policy: str = "lru",
         disk_admission: int = 1,  # requests that must have used a block before it is queued for disk; 0 = never
         max_pending_writes: int = -1,  # slots that may be pinned by disk writes; -1 = a quarter of the host slots
     ) -> None: ...
 
     # Segments. A request opens one; everything it touches joins it, in the order of positions.
-    def open_segment(self, now: float) -> int: ...
+    def open_segment(self, now: float, stream: int = 0) -> int:
+        """`stream`: 64 bits that name the agent that asks, the same for each of its requests; 0 = unknown."""
+
     def close_segment(self, segment: int, reason: int, now: float) -> None:
         """The request has ended; the segment lives on as long as it has blocks. Ids are reused afterwards."""
 
@@ -111,19 +113,28 @@ class Index:
         """An offline tier answers nothing and takes nothing; its blocks come back with it."""
     def set_direct_writes(self, allowed: bool) -> None:
         """Whether blocks that host refuses may go to disk through transit; at first they may."""
+    def usage(self, tier: int) -> dict[str, Any]:
+        """{"slabs_unowned": n, "groups": [{capacity_slots, used, pinned, pending, free, slabs}]}, by group.
 
-    def usage(self, tier: int) -> dict[str, Any]: ...
-    def transit_free(self) -> int: ...
+        capacity_slots: if the group owned every slab; free: in the slabs it owns; pending: on the way into the tier.
+        """
+    def transit_free(self) -> int:
+        """Transit slots that can be taken now; with several groups counted for the smallest number per slab."""
     def pending_writes(self) -> tuple[int, int]:
         """(queued and not pinned, pinned by running writes and waiting transit slots)."""
-    def counters(self) -> dict[str, int]: ...
+    def counters(self) -> dict[str, int]:
+        """evicted_host, evicted_disk, stored_host, stored_disk, promoted, dropped_disk_backlog, dropped_disk_full,
+        store_failed, write_failed, read_failed, slabs_moved; never go down (csrc/index.h Counters)."""
+    def policy(self, tier: int) -> dict[str, Any]:
+        """What the tier's policy has learned and how much memory that takes; no classes where it does not learn."""
     def changes(self, stamp: int) -> tuple[int, NDArray[np.void] | None]:
-        """(new stamp, CHANGE_DTYPE rows since `stamp`, None if they are no longer all there)."""
+        """(new stamp, rows of kvoffload.index.CHANGE_DTYPE since `stamp`; None if they are no longer all there, or
+        more changed at once than rows tell: reset, restore, set_online)."""
     def memory_bytes(self) -> int: ...
     def check_integrity(self) -> None:
         """Walks everything; raises RuntimeError naming the first invariant that does not hold."""
     def entries(self) -> NDArray[np.void]:
-        """All visible entries in eviction order per segment, for tests: (group, key, host, disk, segment, depth, flags, pins)."""
+        """Rows of kvoffload.index.ENTRY_DTYPE, for tests: segments from the least recent one, each from its end."""
 
 class Matcher:
     """What of one chain is restorable, kept up to date as the index changes."""

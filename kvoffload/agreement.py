@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvoffload.messages import Geometry, Inventory
+from kvoffload.messages import RECORD_DTYPE, Geometry, Inventory
 
 
 def agree(ranks: Sequence[Inventory]) -> Geometry:
@@ -21,16 +21,15 @@ def agree(ranks: Sequence[Inventory]) -> Geometry:
 
 
 def common_records(ranks: Sequence[Inventory]) -> NDArray[np.void]:
-    """Records, by (group, slot, key), that every rank with the group reports; the first such rank's copy."""
-    groups = sorted({int(g) for r in ranks for g in np.unique(r.records["group"])})
-    found = [ranks[0].records[:0]]
-    for group in groups:
-        mine = [r.records[r.records["group"] == group] for r in ranks if group not in r.lacks]
-        records = mine[0] if mine else ranks[0].records[:0]
-        for other in mine[1:]:
-            records = records[np.isin(_places(records), _places(other))]
-        found.append(records)
-    return np.concatenate(found)
+    """Records, by (group, slot, key), that every rank reports that has the group; the first such rank's copy."""
+    parts = [np.empty(0, RECORD_DTYPE)]
+    for group in range(len(ranks[0].slots_per_slab)):
+        holders = [r.records[r.records["group"] == group] for r in ranks if group not in r.lacks]
+        common = holders[0] if holders else parts[0]
+        for other in holders[1:]:
+            common = common[np.isin(_places(common), _places(other))]
+        parts.append(common)
+    return np.concatenate(parts)
 
 
 def _places(records: NDArray[np.void]) -> NDArray[np.void]:

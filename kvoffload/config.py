@@ -19,7 +19,10 @@ AUTO_FRACTION = 2
 """Auto sizing takes 1/2 of the memory that is available now, over all ranks together: the engine loads weights and
 pins buffers in the other half."""
 
-POLICIES = ("lru",)
+MAX_ADMISSION = 15
+"""The index counts no more touches of a block (csrc/entry_pool.h, kMaxTouches)."""
+
+POLICIES = ("lru", "rri", "rri-keep")
 COPY_MODES = ("auto", "staged", "dma", "kernel")
 RETENTIONS = ("boundaries", "dense", "every N")
 
@@ -44,7 +47,8 @@ class Config:
     hash: sha256 by default, safe where tenants are mixed; xxh3_128 is faster and for one trusted tenant.
     retention: window blocks worth storing; `boundaries` by default, the few from which a sequence is resumed.
     store_generated: also store blocks that the model wrote; on by default, agents send them back next turn.
-    host_policy, disk_policy: which segment is given up first; tail-first LRU by default, the one with no tuning.
+    host_policy, disk_policy: which segment is given up first; lru (tail-first) by default, rri learns what comes
+        back and refuses what is worth less than all that is there, rri-keep orders like it and refuses nothing.
     disk_admission: the touch at which a block is written: 1 = the first (default, every block survives a restart),
         2 = the second (spares a disk from prompts seen once).
     disk_write_budget: bytes per hour that may be written, None = no bound: the wear that is right is the owner's.
@@ -81,7 +85,7 @@ class Config:
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> Config:
         """The configuration that a user wrote: sizes are words ("64GiB", "auto" for host_bytes), paths are text."""
-        unknown = sorted(set(options) - set(_NAMES))
+        unknown = sorted(map(str, set(options) - set(_NAMES)))
         if unknown:
             near = difflib.get_close_matches(unknown[0], _NAMES, 1, 0)[0]
             raise ConfigError(
@@ -196,7 +200,10 @@ _CHECKS: dict[str, Check] = {
     "store_generated": _kind(bool, "true or false"),
     "host_policy": _one_of(POLICIES),
     "disk_policy": _one_of(POLICIES),
-    "disk_admission": _whole(1),
+    "disk_admission": (
+        lambda v: _whole(1)[0](v) and v <= MAX_ADMISSION,
+        f"a whole number >= 1 and <= {MAX_ADMISSION}",
+    ),
     "disk_write_budget": _optional(_whole(1)),
     "checksum": _kind(bool, "true or false"),
     "deadline_s": (

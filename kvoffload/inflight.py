@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,6 +12,11 @@ import numpy as np
 
 from kvoffload.layout import Layout
 from kvoffload.messages import Copies, Job, JobKind, Outcome, Status, StatusArray
+
+log = logging.getLogger(__name__)
+
+LOG_EVERY_S = 10.0
+"""Seconds between two lines about late jobs."""
 
 RequestId = str | int
 
@@ -29,7 +36,7 @@ class Running:
 
     status: worst status so far per copy over the ranks that have reported; None = all OK.
     owner: request whose pages the job touches, or None. load: id of the load it is a part of, or 0. since: when it was
-    sent.
+    sent, None before.
     forgotten: disk was reset after the job began: its blocks must not get there.
     """
 
@@ -42,14 +49,15 @@ class Running:
     overdue: bool = False
     forgotten: bool = False
     deadline: float = 0.0
-    since: float = 0.0
+    since: float | None = None
 
     def late(self, layout: Layout, now: float) -> str:
         """What people are to know of a job that is past its deadline."""
+        age = 0.0 if self.since is None else now - self.since
         size = sum(layout.groups[g].slot_bytes for g in self.copies["group"].tolist())
         return (
             f"job {self.job.id}: {self.job.kind.name} of {len(self.copies)} blocks, {size} bytes, has not ended"
-            f" after {now - self.since:.1f} s; ranks {sorted(self.waiting)} owe a report"
+            f" after {age:.1f} s; ranks {sorted(self.waiting)} owe a report"
         )
 
     @property
@@ -73,11 +81,28 @@ def _checked(outcome: Outcome, running: Running) -> StatusArray | None:
     return np.full(wanted, Status.NOT_DONE, np.uint8)
 
 
+class LateJobs:
+    """Names jobs past their deadline in the log, one line per LOG_EVERY_S at most."""
+
+    def __init__(self) -> None:
+        self._silent_until = -math.inf
+        self._unnamed = 0
+
+    def name(self, running: Running, layout: Layout, now: float) -> None:
+        """This job is late."""
+        if now < self._silent_until:
+            self._unnamed += 1
+            return
+        more = f"; {self._unnamed} others since the last such line" if self._unnamed else ""
+        log.warning("%s%s", running.late(layout, now), more)
+        self._silent_until, self._unnamed = now + LOG_EVERY_S, 0
+
+
 class InFlight:
     """Table of running jobs, sent or about to be.
 
-    A job ends once, when every rank has reported it; reports of unknown jobs, and second reports of one rank,
-    change nothing.
+    A job ends once, when every rank has reported it; reports of unknown or unsent jobs, and second reports of one
+    rank, change nothing.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -127,7 +152,7 @@ class InFlight:
     def report(self, outcome: Outcome) -> Running | None:
         """The job, if this report ended it."""
         running = self._jobs.get(outcome.job)
-        if running is None or outcome.rank not in running.waiting:
+        if running is None or running.since is None or outcome.rank not in running.waiting:
             return None
         running.waiting.discard(outcome.rank)
         if outcome.error:

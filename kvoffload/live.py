@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import xxhash
 
 from kvoffload.index import Index, Matcher
 from kvoffload.inflight import RequestId
@@ -60,8 +61,16 @@ class LiveRequests(Mapping[RequestId, RequestState]):
 
 
 def _bind(state: RequestState, index: Index, now: float) -> None:
-    state.segment = index.open_segment(now)
+    state.segment = index.open_segment(now, stream_of(state.info))
     state.matcher = Matcher(index)
+
+
+def stream_of(request: RequestInfo) -> int:
+    """64 bits that name the agent of the session; 0 = not known."""
+    if not request.session:
+        return 0
+    session, agent = request.session.encode(), request.agent.encode()
+    return xxhash.xxh3_64_intdigest(len(session).to_bytes(4, "little") + session + agent) or 1
 
 
 def restorable(state: RequestState, limit: int) -> int:

@@ -131,10 +131,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inventory:
-    """What one rank can give. Slot bytes are 0 for a group the rank lacks.
+    """What one rank can give.
 
     slots_per_slab: what fits this rank's slabs; the planner takes the minimum over ranks.
-    records: (n,) of RECORD_DTYPE, the blocks found on disk. lacks: groups without any byte on this rank.
+    records: (n,) of RECORD_DTYPE, the blocks found on disk. lacks: groups of which the rank holds no bytes; it reports
+    their copies as OK.
     """
 
     slots_per_slab: tuple[int, ...]

@@ -118,12 +118,12 @@ class Mover:
     def submit(self, plans: Plans, events: Mapping[int, object] | None = None) -> None:
         """Start every job of the plans. events: by job id, the device event after which its copies may start (a
         store: its producer; a load: the last reader of its pages); None on a device without streams."""
-        for job_id in plans.cancels:
-            self._cancel(job_id)
         if plans.reset_disk and self._tier is not None:
             self._writes.submit(self._guard(None, self._reset))
         for job in plans.jobs:
             self._submit(job, (events or {}).get(job.id))
+        for job_id in plans.cancels:  # a job may be sent with its cancel: its deadline has passed already
+            self._cancel(job_id)
 
     def _submit(self, job: Job, event: object) -> None:
         job = self._share.of(job)
@@ -255,7 +255,7 @@ class Mover:
         return self._with_health(outcomes)
 
     def _with_health(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """Put the state of the disk on every outcome; send one for itself when it changes."""
+        """Outcomes over all copies asked for, with the state of the disk; one for itself when that changes."""
         if not self._share.plain:
             outcomes = [replace(o, status=self._share.whole(o.job, o.status)) for o in outcomes]
         if self._tier is None:

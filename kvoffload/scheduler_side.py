@@ -7,7 +7,7 @@ touches them has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvoffload.connector import PREEMPT, EngineRequest, Hit, Loaded, Scheduled, SchedulerConnector, Update
@@ -56,6 +56,8 @@ class PlannerConnector(SchedulerConnector):
         self._loaded: list[Loaded] = []
         self._newly_waiting: list[_Live] = []
         self._now = 0.0
+        self.on_store: Callable[[RequestId, int], None] = lambda request_id, blocks: None
+        """Called with every store job: whose blocks, and how many."""
 
     def attach(self, rank: int, handshake: Inventory) -> None:
         self.planner.attach(rank, handshake)
@@ -91,7 +93,7 @@ class PlannerConnector(SchedulerConnector):
             live.since = self._now
         self._newly_waiting = []
         for item in scheduled:
-            self._offer(item)
+            self._offer(item, self._known(item.request))
         return self.planner.tick(self._now)
 
     def update(self, reports: Iterable[Outcome]) -> Update:
@@ -152,14 +154,16 @@ class PlannerConnector(SchedulerConnector):
         live.patient = live.since is None or self._now < live.since + self.planner.config.deadline_s
         return live.patient
 
-    def _offer(self, item: Scheduled) -> None:
-        live, base = self._known(item.request), self.planner.layout.base_tokens
+    def _offer(self, item: Scheduled, live: _Live) -> None:
+        base = self.planner.layout.base_tokens
         limit = item.request.tokens if self.planner.config.store_generated else item.request.prompt
         ready = min(item.computed, limit, len(item.request.chain.keys) * base) // base * base
         if ready <= live.offered:
             return
         offer = self.planner.offer(item.request.info, item.request.chain, ready, item.pages)
         live.offered = offer.cursor if offer.blocked else ready
+        if offer.blocks:
+            self.on_store(item.request.info.id, offer.blocks)
 
     def _take(self, item: Finished) -> None:
         live = self._loads.pop(item.id, None)

@@ -147,15 +147,18 @@ class UsageSource(Protocol):
 
     def usage(self, tier: int) -> dict[str, Any]: ...
     def counters(self) -> dict[str, int]: ...
+    def policy(self, tier: int) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A snapshot of one instance: every counter, every tier's gauges, the configuration in force."""
+    """A snapshot of one instance: every counter, every tier's gauges, what the policies learned, the configuration
+    in force."""
 
     totals: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(sorted(NAMES), 0))
     tiers: Mapping[str, TierUsage] = field(default_factory=lambda: {t: TierUsage() for t in TIERS})
     config: Mapping[str, object] = field(default_factory=dict)
+    policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def collect(
@@ -174,7 +177,8 @@ class Stats:
         tiers = {tier: TierUsage() for tier in TIERS}
         if index is not None:
             tiers = {tier: _usage(index.usage(number), slot_bytes) for number, tier in enumerate(TIERS)}
-        return cls(totals, tiers, config or {})
+        learned = {} if index is None else {tier: index.policy(n) for n, tier in enumerate(TIERS)}
+        return cls(totals, tiers, config or {}, learned)
 
     def family(self, metric: str) -> dict[str, int]:
         """The counters of one metric by label value, for example family("loaded_blocks")["disk"]."""
@@ -193,7 +197,8 @@ class Stats:
             values = self.family(family.metric)
             body[family.metric] = values if family.label else values[""]
         body["tiers"] = {tier: {**asdict(usage), "free": usage.free} for tier, usage in self.tiers.items()}
-        return {**body, "config": dict(self.config)}
+        policies = {tier: dict(learned) for tier, learned in self.policies.items()}
+        return {**body, "config": dict(self.config), "policies": policies}
 
     def samples(self) -> Iterator[Sample]:
         """Every value as a metric with labels."""

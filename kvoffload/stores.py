@@ -51,7 +51,7 @@ class WriteBudget:
         """Whole blocks that may be written now, at most WRITE_JOB_BLOCKS."""
         if self._rate is None:
             return WRITE_JOB_BLOCKS
-        return min(WRITE_JOB_BLOCKS, int(self._left // block_bytes))
+        return max(0, min(WRITE_JOB_BLOCKS, int(self._left // max(1, block_bytes))))
 
     def spend(self, count: int) -> None:
         """`count` bytes are on their way, whether or not they were asked for with `blocks`."""

@@ -12,6 +12,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--shared", default=str(Path(__file__).parents[2] / "shared"), help="folder with traces/"
     )
+    parser.addoption("--soak", default="5", help="seconds of each soak test")
 
 
 @pytest.fixture(scope="session")

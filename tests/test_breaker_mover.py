@@ -12,19 +12,23 @@ import pytest
 
 from kvoffload.chunks import load_chunks
 from kvoffload.config import Config
-from kvoffload.copying.cpu import CpuCopyEngine
 from kvoffload.copying.base import Direction
+from kvoffload.copying.cpu import CpuCopyEngine
 from kvoffload.errors import ConfigError
+from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.local import Local
 from kvoffload.messages import Copies, CopyFlag, Job, JobKind, Plans, Status
 from kvoffload.mover import Mover
+from kvoffload.planner import Planner
+from kvoffload.requests import RequestInfo
 from kvoffload.sizing import Slabs
 from kvoffload.testing.blocks import make_copies, make_key
-from kvoffload.testing.faults import Fault, FaultyEngine, FaultyTier, Gated, Op
+from kvoffload.testing.faults import Failing, Fault, FaultyEngine, FaultyTier, Gated, Op
 from kvoffload.testing.paint import paint, verify
 from kvoffload.testing.pool import PageMemory
-from kvoffload.testing.rig import BLOCK_BYTES, Keys, Rig, Sizes, one_group
+from kvoffload.testing.rig import BLOCK_BYTES, NAMESPACE, Keys, Rig, Sizes, one_group
 from kvoffload.tiers.base import Tier
+from kvoffload.tiers.disk import DiskTier
 from kvoffload.tiers.memory import MemoryTier
 
 SLAB = 8 * BLOCK_BYTES
@@ -149,7 +153,7 @@ def test_a_load_that_breaks_ends_after_its_running_device_copies() -> None:
                 Job(
                     1,
                     JobKind.LOAD,
-                    bench.load([i for i in range(8)] + [1 << 16 | i for i in range(8)], CopyFlag.READ),
+                    bench.load(list(range(8)) + [1 << 16 | i for i in range(8)], CopyFlag.READ),
                 ),
             )
         )
@@ -179,6 +183,20 @@ def test_a_copy_engine_that_refuses_a_job_does_not_reach_the_engine(kind: JobKin
     bench.mover.close()
 
 
+def test_a_device_copy_that_fails_after_its_read_is_told() -> None:
+    """Of blocks read from disk two do not reach the device: exactly these are COPY_FAILED, the others are right."""
+    bench = Bench(copies=(fault := Failing(ops=[Op.TO_DEVICE]),))
+    fault.keys = {bench.keys[n].tobytes() for n in (1, 9)}
+    hosts = [2 << 16 | n % 4 for n in range(12)]
+    bench.mover.submit(Plans((Job(1, JobKind.LOAD, bench.load(hosts)),)))
+    assert bench.mover.wait([1], 30.0)
+    (outcome,) = bench.mover.poll()
+    assert outcome.status is not None
+    assert outcome.status.tolist() == [Status.COPY_FAILED if n in (1, 9) else 0 for n in range(12)]
+    assert bench.wrong(12) == 2
+    bench.mover.close()
+
+
 def test_a_cancelled_job_behind_a_stuck_read_ends_at_once() -> None:
     """Both load threads hang in the medium: a queued load that is cancelled ends NOT_DONE without them."""
     gate = Gated([Op.READ])
@@ -186,7 +204,8 @@ def test_a_cancelled_job_behind_a_stuck_read_ends_at_once() -> None:
     jobs = [Job(n, JobKind.LOAD, bench.load([3 * n, 3 * n + 1][:2], CopyFlag.READ)) for n in (0, 1)]
     jobs = [Job(n + 1, j.kind, j.copies) for n, j in enumerate(jobs)]
     bench.mover.submit(Plans((*jobs, Job(3, JobKind.LOAD, bench.load([1 << 16], CopyFlag.READ)))))
-    assert gate.arrived() and gate.arrived()
+    assert gate.arrived()
+    assert gate.arrived()
     bench.mover.submit(Plans((), (3, 3, 99)))
     bench.mover.submit(Plans((), (3,)))
     (outcome,) = bench.mover.poll()
@@ -235,7 +254,8 @@ def test_a_reset_that_fails_is_said(
     with caplog.at_level(logging.WARNING):
         bench.mover.submit(Plans(reset_disk=True))
         bench.mover.close()
-    assert "rank 0" in caplog.text and "no space for the manifest" in caplog.text
+    assert "rank 0" in caplog.text
+    assert "no space for the manifest" in caplog.text
 
 
 def test_a_mover_that_cannot_be_made_leaves_the_disk_unlocked(tmp_path: Path) -> None:
@@ -275,3 +295,51 @@ def test_handles_of_several_threads_do_not_disturb_each_other() -> None:
         thread.join()
     mover.close()
     assert bad == []
+
+
+def _staged(first: int, second: int) -> Layout:
+    """Two full groups of which a pipeline stage may lack one."""
+    return Layout(
+        16,
+        (
+            CacheGroup(0, GroupKind.FULL, 16, first, layers=("a",)),
+            CacheGroup(1, GroupKind.FULL, 32, second, layers=("b",)),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "sizes", [((8192, 0), (0, 4096)), ((8192, 4096), (0, 4096)), ((8192, 0), (8192, 4096))]
+)
+def test_ranks_that_lack_a_group_are_left_out_of_it(
+    tmp_path: Path, sizes: tuple[tuple[int, int], tuple[int, int]]
+) -> None:
+    """Pipeline stages: blocks are stored, written, found again after a restart and loaded where they exist."""
+    chain, whole = Keys.of(range(4)), _staged(8192, 4096)
+    pages = [np.arange(4, dtype=np.int32), np.arange(2, dtype=np.int32)]
+    for life in range(2):
+        memory = [PageMemory(whole, [8, 8], rank=rank) for rank in range(2)]
+        planner, movers = Planner(whole, Config(), ranks=2), []
+        for rank, (first, second) in enumerate(sizes):
+            layout = _staged(first, second)
+            pools = tuple(
+                p if g.block_bytes else () for p, g in zip(memory[rank].pools, layout.groups, strict=True)
+            )
+            tier = DiskTier(tmp_path / str(rank), layout, SLAB, 2, NAMESPACE)
+            movers.append(Mover(rank, layout, Slabs(SLAB, 2, 1, 2), CpuCopyEngine(), tier))
+            planner.attach(rank, movers[-1].register(pools))
+        with Local(planner, movers, lambda: 0.0) as local:
+            info = RequestInfo(life)
+            found = planner.match(info, chain)
+            assert found.boundary == 64 * life
+            if life:
+                planner.load(info, chain, 64, pages)
+                assert [(f.boundary, f.failed) for f in local.drain()] == [(64, 0)]
+            for rank, group in [(r, g) for r in range(2) for g in range(2) if sizes[r][g]]:
+                keys = chain.keys[group :: group + 1]
+                if life:
+                    assert not len(verify(memory[rank], group, pages[group], keys))
+                else:
+                    paint(memory[rank], group, pages[group], keys)
+            planner.offer(info, chain, 64, pages)
+            assert all(f.failed == 0 for f in local.drain())

@@ -13,6 +13,7 @@ from kvoffload.config import Config
 from kvoffload.errors import TierError
 from kvoffload.index import Index
 from kvoffload.inflight import InFlight
+from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import (
     COPY_DTYPE,
     RECORD_DTYPE,
@@ -29,7 +30,8 @@ from kvoffload.messages import (
 from kvoffload.mover import NullMover
 from kvoffload.planner import ExactSlots, Planner
 from kvoffload.requests import RequestInfo
-from kvoffload.testing.faults import Gated, Op
+from kvoffload.stores import WriteBudget
+from kvoffload.testing.faults import Failing, Gated, Op
 from kvoffload.testing.rig import Keys, Rig, Sizes, one_group
 
 
@@ -113,6 +115,78 @@ def test_a_report_counts_for_its_rank_only_once_also_after_a_retry() -> None:
     assert (finished.boundary, finished.failed) == (64, 0)
     planner.check_integrity()
     assert planner.pinned() == 0
+
+
+def test_a_load_of_which_nothing_could_begin_ends() -> None:
+    """The engine gives no page for a window: the load has nothing to copy and finishes with the next step."""
+    layout = Layout(16, (CacheGroup(0, GroupKind.SLIDING, 16, 4096, lookback=32, layers=("a",)),))
+    with Rig(layout=layout) as rig:
+        chain = Keys.of(ids(4))
+        rig.store(chain)
+        info = rig.info()
+        assert rig.planner.match(info, chain).boundary == 64
+        plan = rig.planner.load(info, chain, 64, [np.empty(0, np.int32)])
+        finished = rig.local.step()
+        assert [f.request for f in finished if f.id == plan.id] == ([info.id] if plan.id else [])
+        assert rig.planner.finish(info.id, "end_turn", 0.0) == ()
+        rig.check()
+
+
+def test_a_gone_request_begins_no_further_burst(tmp_path: Path) -> None:
+    """The fifth load of a chain longer than host waits for transit and is aborted: no page of its rest is written."""
+    gate = Gated([Op.TO_DEVICE])
+    with Rig(Sizes(host=1, transit=1, disk=16), path=tmp_path, copy_faults=[gate]) as rig:
+        chain = Keys.of(ids(40))
+        rig.store(chain)
+        rig.wipe()
+        infos, plans = [rig.info() for _ in range(5)], []
+        for number, info in enumerate(infos):
+            found = rig.planner.match(info, chain)
+            plans.append(rig.planner.load(info, chain, found.boundary, rig.pages(chain, 40 * number)))
+        assert plans[0].blocks == 40
+        assert 0 < plans[4].blocks < 40
+        rig.local.step()
+        assert plans[4].id in rig.planner.finish(infos[4].id, "abort", 0.0)
+        gate.release()
+        finished = {f.id: f for f in rig.local.drain()}
+        assert finished[plans[4].id].request is None
+        assert [finished[p.id].boundary for p in plans[:4]] == [640] * 4
+        assert rig.memory[0].arrays[0][0][160:200].any(axis=1).sum() == plans[4].blocks
+        rig.check()
+
+
+def test_a_failed_store_is_offered_again_in_every_group() -> None:
+    """All copies of a first store fail: the next offer names the same blocks, in groups of 1, 2 and 3 base blocks."""
+    groups = tuple(CacheGroup(g, GroupKind.FULL, 16 * (g + 1), 4096, layers=("a",)) for g in range(3))
+    fault = Failing(calls={1}, ops=[Op.TO_HOST])
+    with Rig(layout=Layout(16, groups), copy_faults=[fault]) as rig:
+        chain = Keys.of(ids(12))
+        info, pages = rig.info(), rig.pages(chain)
+        rig.paint(chain, pages)
+        assert rig.planner.offer(info, chain, 96, pages).blocks == 6 + 3 + 2
+        (finished,) = rig.local.drain()
+        assert finished.failed == 11
+        assert rig.planner.offer(info, chain, 192, pages).blocks == 12 + 6 + 4
+        rig.local.drain()
+        rig.planner.finish(info.id, "end_turn", 0.0)
+        assert rig.load(chain)[2] == 0
+        assert rig.match(chain).boundary == 192
+        rig.check()
+
+
+def test_a_preempted_request_loads_from_its_start() -> None:
+    """What was computed before a preemption is gone: without another match a load covers all of the prefix."""
+    with Rig() as rig:
+        chain = Keys.of(ids(8))
+        rig.store(chain)
+        rig.wipe()
+        info, pages = rig.info(), rig.pages(chain, 64)
+        rig.planner.match(info, chain, computed=64)
+        assert rig.planner.preempt(info.id) == ()
+        assert rig.planner.load(info, chain, 128, pages).blocks == 8
+        rig.local.drain()
+        assert rig.mismatches(chain, pages, 0, 8) == 0
+        rig.planner.finish(info.id, "end_turn", 0.0)
 
 
 def test_the_store_of_an_ended_request_is_not_told_to_its_namesake() -> None:
@@ -235,6 +309,44 @@ def test_unsent_jobs_can_be_taken_back_by_kind() -> None:
     assert [r.job.id for r in inflight.expired(2.0)] == [sent.job.id, store.job.id]
 
 
+def test_a_block_in_another_slot_on_another_rank_is_not_restored() -> None:
+    """After a start only what lies in the same slot, under the same key and group, on every rank is visible."""
+    chain = Keys.of(ids(4))
+    records = np.zeros(4, RECORD_DTYPE)
+    records["key"], records["slot"], records["depth"], records["seq"] = chain.keys, range(4), range(4), 7
+    moved = records.copy()
+    moved["slot"][2:] = [3, 2]
+    planner = Planner(one_group(), Config(), ranks=2)
+    planner.attach(0, Inventory((8,), 1, 1, 1, records))
+    planner.attach(1, Inventory((8,), 1, 1, 1, moved))
+    assert planner.match(RequestInfo(1), chain).disk == 2
+    planner.check_integrity()
+
+
+def test_an_overdrawn_write_budget_allows_no_block() -> None:
+    """Writes by transit are spent after the fact: below zero nothing may be written, and nothing is asked for."""
+    budget = WriteBudget(1 << 20)
+    budget.refill(0.0)
+    budget.spend(3 << 20)
+    assert budget.blocks(4096) == 0
+    budget.refill(3600.0 * 2.5)
+    assert budget.blocks(4096) == 128
+    assert WriteBudget(1 << 20).blocks(0) > 0
+
+
+def test_deadlines_of_ended_jobs_do_not_pile_up() -> None:
+    """10,000 jobs end long before their deadlines: what is remembered stays small."""
+    inflight, empty = InFlight(1), np.empty(0, COPY_DTYPE)
+    for number in range(10_000):
+        running = inflight.add(JobKind.WRITE, empty, 1e9)
+        assert inflight.report(Outcome(running.job.id, 0)) is None, "not sent yet"
+        inflight.take_unsent(0.0)
+        assert inflight.report(Outcome(running.job.id, 0)) is running
+        if number % 10 == 0:
+            assert inflight.expired(0.0) == []
+    assert len(inflight._deadlines) <= 80
+
+
 def _messages(chance: random.Random) -> list[object]:
     n = chance.randrange(4)
     copies = np.frombuffer(chance.randbytes(n * COPY_DTYPE.itemsize), COPY_DTYPE).copy()
@@ -260,13 +372,14 @@ def test_every_message_survives_its_encoding() -> None:
             assert type(again) is type(message)
             assert encode(again) == data
             if isinstance(again, Job):
-                assert again.copies.dtype == COPY_DTYPE and again.copies.flags.writeable
+                assert again.copies.dtype == COPY_DTYPE
+                assert again.copies.flags.writeable
 
 
 def test_data_of_another_kind_is_a_value_error() -> None:
     """Truncated, foreign and half-right data: ValueError, never another exception or a value of another type."""
     good = [encode(m) for m in _messages(random.Random(1))]  # type: ignore[arg-type]
-    foreign = [
+    foreign: list[object] = [
         5,
         None,
         [],
@@ -286,5 +399,5 @@ def test_data_of_another_kind_is_a_value_error() -> None:
     bad = [b"", b"\xc1", *(msgpack.packb(f) for f in foreign)]
     bad += [data[:cut] for data in good for cut in range(0, len(data), 7)] + [data + b"\x00" for data in good]
     for data in bad:
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"\w"):
             decode(data)

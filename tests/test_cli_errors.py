@@ -81,6 +81,7 @@ BAD = {
     "a bench on a file": (["bench", "disk", "--path", "{trace}"], "no such folder; give one"),
     "a listing of nothing": (["disk", "ls", "{tmp}/none"], "no such folder; give the disk_path"),
     "a listing of a file": (["disk", "ls", "{trace}"], "no such folder; give the disk_path"),
+    "a name of two lines": (["disk", "ls", "{tmp}/two\nlines"], "two lines: no such folder"),
     "a check of nothing": (["disk", "verify", "{tmp}/none"], "no such folder; give the disk_path"),
     "no such namespace": (
         ["disk", "clear", "{used}", "--namespace", "zz", "--yes"],

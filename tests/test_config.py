@@ -130,6 +130,7 @@ def test_OBS_08_effective_configuration_is_shown():
         ({"host_policy": "random"}, "host_policy is 'random'; it must be one of lru"),
         ({"disk_admission": 0}, "whole number >= 1"),
         ({"disk_admission": True}, "whole number >= 1"),
+        ({"disk_admission": 16}, "<= 15"),
         ({"disk_write_budget": "0"}, "whole number >= 1"),
         ({"deadline_s": 0}, "seconds > 0"),
         ({"deadline_s": float("nan")}, "seconds > 0"),

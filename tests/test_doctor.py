@@ -60,7 +60,8 @@ def test_a_small_container(root):
     put(root, "sys/fs/cgroup/pod/memory.current", str(1 * GIB))
     put(root, "sys/fs/cgroup/pod/engine/memory.max", "max")
     put(root, "sys/fs/cgroup/pod/cpu.max", "150000 100000")
-    put(root, "sys/fs/cgroup/pod/engine/cpu.max", "max 100000")
+    put(root, "sys/fs/cgroup/pod/engine/cpu.max", "400000 100000")
+    put(root, "sys/fs/cgroup/cpu.max", "max 100000")
     put(root, "sys/fs/cgroup/pod/engine/io.max", "259:0 rbps=max wbps=104857600 riops=max wiops=max\n")
     put(root, "sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n")
     found = seen(look_at_machine(root))
@@ -87,6 +88,13 @@ def test_an_old_container(root):
     assert found["memory"][0] == "6GiB of 8GiB available"
     assert found["cgroup memory"][0] == "limit 8GiB"
     assert found["cgroup I/O"][0] == "8:0 1048576"
+
+
+def test_no_limit_of_the_old_kind(root):
+    """The number that version 1 writes for "no limit" is none."""
+    put(root, "proc/self/cgroup", "5:memory:/\n")
+    put(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", str(2**63 - 4096))
+    assert seen(look_at_machine(root))["cgroup memory"] == ("no limit", "")
 
 
 def test_a_machine_that_says_nothing(tmp_path):
@@ -169,8 +177,8 @@ def test_a_good_folder(tmp_path):
     """The folder, its file system, room and O_DIRECT; the file that was tried with is gone."""
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
-        "1 0 8:1 / / rw - xfs /dev/a rw\n"
         f"2 1 8:2 / {tmp_path.resolve()} rw shared:1 - ext4 /dev/b rw\n"
+        "1 0 8:1 / / rw - xfs /dev/a rw\n"
         "3 1 0:9 / /elsewhere rw - tmpfs none rw\n"
     )
     found = seen(look_at_disk(tmp_path, mounts))

@@ -12,11 +12,13 @@ from kvoffload.planner import ExactSlots, Planner
 from kvoffload.requests import RequestInfo
 from kvoffload.scheduler_side import PlannerConnector
 from kvoffload.testing.engine import Device, Engine, Limits, NullConnector, Sequence, State
-from kvoffload.testing.engine.drive import Traffic, engine_over, play, settle, unfinished
+from kvoffload.testing.engine.drive import Traffic, engine_over, play, settle, step, unfinished
 from kvoffload.testing.engine.sequence import random_keys
+from kvoffload.testing.faults import Gated, Op
 from kvoffload.testing.late import LateMover
 from kvoffload.testing.pool import PageMemory
 from kvoffload.testing.rig import Clock, Rig, Sizes, one_group
+from kvoffload.testing.rig import Keys as Chain
 from kvoffload.worker_side import MoverConnector
 
 
@@ -132,6 +134,32 @@ def test_decode_preempts_the_last_admitted():
     assert engine.device.free == 10
 
 
+def test_ORDER_04_a_store_that_is_held_up_keeps_its_pages_through_a_preemption():
+    """A store is held, its request preempted, and another request asks for all pages: it gets none of those that the
+    store still reads, and what was stored comes back right."""
+    gate = Gated([Op.TO_HOST])
+    with Rig(Sizes(pages=12), copy_faults=[gate]) as rig:
+        engine = engine_over(rig, cached=False)
+        first = Sequence(RequestInfo("first"), random_keys(10, 1), 16, 100, 40)
+        engine.add(first)
+        engine.step()
+        held = first.table[0].tolist()
+        engine.preempt(first)
+        other = Sequence(RequestInfo("other"), random_keys(10, 2), 16, 60, 3)
+        engine.waiting.insert(0, other)
+        for _ in range(10):
+            step(engine)
+        assert other.state is State.ENDED
+        assert (len(engine.held), len(held)) == (2, 7)
+        gate.release()
+        settle(engine, idle_s=0.1)
+        rig.local.drain()
+        chain = Chain(random_keys(10, 1)[:6])
+        assert rig.match(chain).boundary == 96
+        assert rig.load(chain)[2] == 0
+        assert engine.device.mismatches == 0
+
+
 def test_what_never_fits_is_refused():
     """A request longer than the device names both numbers."""
     engine = Engine(Device(one_group(), [4]), NullConnector())
@@ -140,7 +168,7 @@ def test_what_never_fits_is_refused():
 
 
 def test_gliding_changes_nothing():
-    """Steps that are done at once end every request at the same virtual time as one by one."""
+    """Steps that are done at once end every request at the same virtual time, with the same blocks, as one by one."""
 
     def times(glide):
         engine = Engine(Device(one_group(), [64]), NullConnector())
@@ -153,7 +181,8 @@ def test_gliding_changes_nothing():
             ended += engine.step()
             if glide:
                 engine.glide(1e9)
-        return [(seq.info.id, round(seq.ended, 9)) for seq in ended], engine.totals
+        found = [len(engine.device.pools[0].match(seq.all_keys)) for seq in ended]
+        return [(seq.info.id, round(seq.ended, 9)) for seq in ended], engine.totals, found
 
     slow, fast = times(False), times(True)
     assert slow == fast

@@ -480,7 +480,7 @@ def test_wrong_arguments_are_named(change, message):
 
 def test_wrong_options_are_named():
     """An index that cannot be built says why."""
-    with pytest.raises(ValueError, match="no policy is called 'best'; there is: lru"):
+    with pytest.raises(ValueError, match="no policy is called 'best'; there are: lru, rri, rri-keep"):
         Index([(0, 1, 0)], 1, [4], 1, 0, 0, host_policy="best")
     with pytest.raises(ValueError, match="9 slots needs one group"):
         Index([(0, 1, 0)], 1, [4], 2, 0, 0, host_slots=9)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from kvoffload.cli import app
 from kvoffload.errors import ConfigError
 from kvoffload.replay import plots
+from kvoffload.replay.base import Stored
 from kvoffload.replay.commands import Options, run_replay
+from kvoffload.replay.report import RequestCount, Setup, Tally
 from kvoffload.traces.load import open_trace
 
 TRACE = "synth:sessions=2,seed=1,turns=6,max_context=20000"
@@ -42,6 +45,17 @@ def test_importing_the_replay_needs_no_matplotlib():
     program = "import sys, kvoffload.cli; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_report_has_the_turns_in_their_order():
+    """What each turn wrote stands in the report in the order in which turns finished."""
+    tally = Tally()
+    for stored in (3, 1, 2):
+        tally.add(RequestCount("s", np.arange(4), 64, (0, 0, 0), 4, 0, stored, 16))
+    report = tally.report(Setup("t", 0, True, 16, 4096, "floor", 0, None, 0), Stored(), 0.0)
+
+    assert report.written == (3, 1, 2)
+    assert "written" not in report.to_dict()
 
 
 @pytest.fixture

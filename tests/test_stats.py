@@ -26,6 +26,9 @@ class FakeIndex:
         small = {"capacity_slots": 10 * (tier + 1), "used": 4, "pinned": tier, "pending": 2}
         return {"groups": [small, {"capacity_slots": 2, "used": 1, "pinned": 0, "pending": 0}]}
 
+    def policy(self, tier: int) -> dict[str, object]:
+        return {"classes": []}
+
     def counters(self) -> dict[str, int]:
         return {"write_failed": 3, "dropped_disk_full": 2, "dedup": 1, "splits": 99}
 

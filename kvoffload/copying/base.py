@@ -20,7 +20,8 @@ class Direction(IntEnum):
 class CopyEngine(ABC):
     """Copies every layer of a page into a slot and back.
 
-    Thread: several threads may call at the same time, each with handles of its own; the copies run elsewhere. Lifetime: pools and arena outlive the engine.
+    Thread: several threads may call at the same time, each with handles of its own; the copies run elsewhere.
+    Lifetime: pools and arena outlive the engine.
     Handles are small integers, used once: after `query` gave a result the handle is gone.
     """
 

@@ -13,7 +13,8 @@ from kvoffload.traces.record import Ids, Trace, trace_keys
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayRequest:
-    """One request of a trace: its chain of block ids. `tokens`: prompt length; `index`: position in the file.
+    """One request of a trace: its chain of block ids. `tokens`: prompt length; `index`: position in the file;
+    `t`: when it starts, in seconds.
 
     namespace: of the trace; with an id it makes a key.
     """
@@ -25,6 +26,7 @@ class ReplayRequest:
     tokens: int
     ids: Ids
     namespace: bytes = bytes(16)
+    t: float = 0.0
 
     def chain(self) -> TraceChain:
         """The keys of the prompt's blocks."""
@@ -34,7 +36,7 @@ class ReplayRequest:
 def requests_of(trace: Trace) -> list[ReplayRequest]:
     """All requests of a trace, in file order."""
     return [
-        ReplayRequest(i, r.session, r.agent, r.finish_reason, r.input_tokens, r.ids, trace.namespace)
+        ReplayRequest(i, r.session, r.agent, r.finish_reason, r.input_tokens, r.ids, trace.namespace, r.t)
         for i, r in enumerate(trace.requests)
     ]
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvoffload.errors import ConfigError, KVOffloadError
+from kvoffload.replay import compare
 from kvoffload.replay.base import ReplayRequest, requests_of
 from kvoffload.replay.cost import CostModel
 from kvoffload.replay.driver import Engine, StandstillError
@@ -30,7 +31,14 @@ from kvoffload.replay.session_commands import play_sessions
 from kvoffload.replay.session_run import SessionOptions
 from kvoffload.replay.sessions import Schedule
 from kvoffload.replay.show import table
-from kvoffload.replay.tiers import Capacity, LocalTiers, open_counting, open_moving, replay_layout
+from kvoffload.replay.tiers import (
+    Capacity,
+    LocalTiers,
+    Policies,
+    open_counting,
+    open_moving,
+    replay_layout,
+)
 from kvoffload.testing.pool import PageMemory, PagePool
 from kvoffload.traces.commands import BlockSize, Form, FormChoice, Json, Rekey, Source
 from kvoffload.traces.load import open_trace
@@ -55,6 +63,8 @@ class Options:
     disk_blocks: int = 0
     disk_path: Path | None = None
     check: bool = False
+    host_policy: str = "lru"
+    disk_policy: str = "lru"
 
     def __post_init__(self) -> None:
         if self.block_bytes < 1:
@@ -65,6 +75,15 @@ class Options:
             raise ConfigError("--disk-path without --disk-blocks: say how many blocks the disk tier holds")
         if self.check and self.lanes:
             raise ConfigError("--check with --lanes: only --sequential is exact; leave one of them out")
+        if self.check and self.learns:
+            raise ConfigError(
+                "--check with a policy that learns: the oracle is an LRU; leave one of them out"
+            )
+
+    @property
+    def learns(self) -> bool:
+        """Some tier does not go by recency alone."""
+        return (self.host_policy, self.disk_policy) != ("lru", "lru")
 
 
 def run_replay(trace: Trace, options: Options, *, progress: bool = False) -> Report:
@@ -112,15 +131,17 @@ def _open(
         )
     capacity = Capacity(options.host_blocks or _distinct(requests), options.disk_blocks)
     layout = replay_layout(trace.block_tokens, options.block_bytes)
+    times = [r.t for r in requests] if options.learns else ()
+    policies = Policies(options.host_policy, options.disk_policy, times)
     memories = []
     if options.index_only:
-        tiers = open_counting(layout, capacity)
+        tiers = open_counting(layout, capacity, policies)
     else:
         path = options.disk_path
         if path is None and options.disk_blocks:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvoffload-replay-")))
         memories = [PageMemory(layout, [pages])]
-        tiers = open_moving(layout, capacity, memories[0], path, trace.namespace)
+        tiers = open_moving(layout, capacity, memories[0], path, trace.namespace, policies)
     stack.callback(tiers.close)
     if options.check and tiers.stored().restored:
         raise ConfigError(
@@ -177,6 +198,19 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     form: Form = FormChoice.auto,
     rekey: Rekey = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with a brute-force LRU.")] = False,
+    host_policy: Annotated[
+        str, typer.Option("--host-policy", metavar="P", help="lru, rri or rri-keep.")
+    ] = "lru",
+    disk_policy: Annotated[
+        str, typer.Option("--disk-policy", metavar="P", help="lru, rri or rri-keep.")
+    ] = "lru",
+    side_by_side: Annotated[
+        bool,
+        typer.Option("--compare", help="LRU, the policies (or rri) and the optimum, sequential, no bytes."),
+    ] = False,
+    sweep: Annotated[
+        str, typer.Option("--sweep", metavar="C,C,...", help="--compare at each of these --host-blocks.")
+    ] = "",
     plot_into: Annotated[
         Path | None, typer.Option("--plot", metavar="DIR", help="Draw the figures into DIR as PNG.")
     ] = None,
@@ -219,15 +253,17 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     used.
     """
     try:
-        if sequential and lanes:
-            raise ConfigError(f"--sequential with --lanes {lanes}: leave one of them out")
+        _check_modes(sequential=sequential, lanes=lanes, sessions=sessions, check=check)
         if plot_into is not None:
             prepare(plot_into)
         options = Options(
             lanes, index_only, _size(block_bytes), device_blocks, host_blocks, disk_blocks, disk_path, check
         )
-        if sessions and (sequential or lanes or check):
-            raise ConfigError("--sessions with --sequential, --lanes or --check: leave one of them out")
+        options = replace(options, host_policy=host_policy, disk_policy=disk_policy)
+        opened = open_trace(trace, block_size, form.value, rekey)
+        if side_by_side or sweep:
+            _compare(opened, replace(options, lanes=lanes or sessions), sweep, as_json=as_json)
+            return
         if sessions:
             session_options = SessionOptions(
                 Schedule(sessions, window, think, seed),
@@ -240,17 +276,11 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
                 CostModel.parse(cost),
                 controls,
             )
-            played = play_sessions(
-                open_trace(trace, block_size, form.value, rekey), session_options, as_json=as_json
-            )
-            if plot_into is not None:
-                _say_drawn(plot_sessions(played, plot_into), as_json)
-            raise typer.Exit(0 if played.ok else WRONG)
+            raise typer.Exit(_sessions(opened, session_options, plot_into, as_json=as_json))
         if model:
-            opened = open_trace(trace, block_size, form.value, rekey)
             right = play_model(opened, model, scale_bytes, retention, index_only=index_only, as_json=as_json)
             raise typer.Exit(0 if right else WRONG)
-        report = run_replay(open_trace(trace, block_size, form.value, rekey), options, progress=True)
+        report = run_replay(opened, options, progress=True)
         drawn = plot(report, plot_into) if plot_into is not None else []
     except KVOffloadError as error:
         typer.echo(f"error: {error}", err=True)
@@ -262,6 +292,44 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     _say_drawn(drawn, as_json)
     if not report.ok:
         raise typer.Exit(WRONG)
+
+
+def _compare(trace: Trace, options: Options, sweep: str, *, as_json: bool) -> None:
+    """Print policies side by side, at one capacity or at each of a sweep."""
+    requests = requests_of(trace)
+    if options.lanes or options.check or options.disk_path or not requests:
+        raise ConfigError(
+            "--compare counts blocks of one request after the other: leave --lanes, --sessions, --check out"
+        )
+    try:
+        sizes = [int(c) for c in sweep.split(",")] if sweep else [options.host_blocks or _distinct(requests)]
+    except ValueError:
+        raise ConfigError(f"--sweep {sweep}: give numbers of blocks, like 2000,5000") from None
+    if min(sizes) < 1:
+        raise ConfigError(f"--sweep {sweep}: a host tier has at least 1 block")
+    policies = Policies(options.host_policy, options.disk_policy)
+    capacities = [Capacity(c, options.disk_blocks) for c in sizes]
+    results = list(compare.compare(requests, trace.block_tokens, capacities, policies))
+    if as_json:
+        typer.echo(json.dumps([r.to_dict() for r in results]))
+    else:
+        Console(width=100, highlight=False, markup=False).print(compare.table(results))
+
+
+def _check_modes(*, sequential: bool, lanes: int, sessions: int, check: bool) -> None:
+    """Raise ConfigError where two ways to replay are asked for at once."""
+    if sequential and lanes:
+        raise ConfigError(f"--sequential with --lanes {lanes}: leave one of them out")
+    if sessions and (sequential or lanes or check):
+        raise ConfigError("--sessions with --sequential, --lanes or --check: leave one of them out")
+
+
+def _sessions(opened: Trace, options: SessionOptions, plot_into: Path | None, *, as_json: bool) -> int:
+    """Play live sessions; the exit status."""
+    played = play_sessions(opened, options, as_json=as_json)
+    if plot_into is not None:
+        _say_drawn(plot_sessions(played, plot_into), as_json)
+    return 0 if played.ok else WRONG
 
 
 def _say_drawn(paths: list[Path], as_json: bool) -> None:

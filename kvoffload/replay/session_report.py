@@ -39,8 +39,10 @@ class Figures:
 
     hits, made, lost: prompt tokens found by tier, computed, and computed in vain because of a preemption; counted by
     request, made_total by the engine. ttft, speed: by PERCENTS; speed is answer tokens per second of one user, the
-    slow end (speed[1]: nine in ten are faster). written, loaded: modelled bytes by tier. new_blocks: distinct blocks
-    among the measured requests. per_turn: modelled bytes stored per request, p50 and p90.
+    slow end (speed[1]: nine in ten are faster). moved: modelled bytes by channel. blocks: full blocks of all requests,
+    answers included; new: those that no request before had. stored: blocks by tier; counts: the planner's counters,
+    in blocks. per_turn: modelled bytes stored per request, p50 and p90. working_set: by seconds, the most blocks
+    touched in one such span, each counted once. growth: (seconds, new blocks so far).
     """
 
     name: str
@@ -57,6 +59,12 @@ class Figures:
     moved: Mapping[str, int]
     stored: Mapping[str, int]
     dropped: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    blocks: int = 0
+    new: int = 0
+    per_turn: tuple[int, int] = (0, 0)
+    working_set: Mapping[int, int] = field(default_factory=dict)
+    growth: tuple[tuple[float, int], ...] = ()
     preemptions: int = 0
     failed_loads: int = 0
     mismatches: int = 0
@@ -75,6 +83,24 @@ class Figures:
         """Prompt and answer tokens served per second."""
         return (self.prompt + self.output) / self.seconds if self.seconds else 0.0
 
+    def amplification(self) -> dict[str, float]:
+        """By tier, blocks stored per new block."""
+        return {tier: _ratio(blocks, self.new) for tier, blocks in self.stored.items()}
+
+    def rewrite_factor(self) -> dict[str, float]:
+        """By tier, how many times as much storing every text whole would write."""
+        return {tier: _ratio(self.blocks, blocks) for tier, blocks in self.stored.items()}
+
+    def useful_loads(self) -> float:
+        """Blocks that requests went on with, of those loaded."""
+        loaded = self.counts.get("loaded_host", 0) + self.counts.get("loaded_disk", 0)
+        return _ratio(self.counts.get("used", 0), loaded)
+
+    def dedup(self) -> float:
+        """Blocks not stored because they were there or on their way, of all that were offered."""
+        spared = self.counts.get("dedup", 0) + self.counts.get("in_flight_dedup", 0)
+        return _ratio(spared, spared + self.stored.get("host", 0))
+
     def broken(self) -> list[str]:
         """Identities that do not hold: hits + computed = prompt tokens, and nothing is negative."""
         found = []
@@ -91,16 +117,25 @@ class Figures:
         body["hits"] = dict(zip(("hbm", "host", "disk"), self.hits, strict=True))
         for name in ("ttft", "speed"):
             body[name] = {f"p{p}": v for p, v in zip(PERCENTS, body[name], strict=True)}
-        return {**body, "output_rate": self.output_rate, "total_rate": self.total_rate}
+        body["per_turn"] = dict(zip(("p50", "p90"), self.per_turn, strict=True))
+        body |= {"output_rate": self.output_rate, "total_rate": self.total_rate}
+        body |= {"write_amplification": self.amplification(), "rewrite_factor": self.rewrite_factor()}
+        return {**body, "useful_loads": self.useful_loads(), "dedup_ratio": self.dedup()}
+
+
+def _ratio(a: int, b: int) -> float:
+    return a / b if b else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a run moved in its window. moved: modelled bytes by channel; stored: blocks by tier; dropped by reason."""
+    """What a run moved in its window. moved: modelled bytes by channel; stored: blocks by tier; dropped by reason;
+    counts: other counters of the planner."""
 
     moved: Mapping[str, int]
     stored: Mapping[str, int]
     dropped: Mapping[str, int]
+    counts: Mapping[str, int]
 
 
 def figures(name: str, requests: Sequence[Request], seconds: float, written: Written, **more: Any) -> Figures:
@@ -123,6 +158,7 @@ def figures(name: str, requests: Sequence[Request], seconds: float, written: Wri
         moved=written.moved,
         stored=written.stored,
         dropped=written.dropped,
+        counts=written.counts,
         ttfts=tuple(round(t, 6) for t in ttft),
         series=_series(requests),
         **more,

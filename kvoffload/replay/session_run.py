@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -13,11 +14,13 @@ from kvoffload.connector import SchedulerConnector, WorkerConnector
 from kvoffload.errors import ConfigError
 from kvoffload.planner import Planner
 from kvoffload.replay.cost import Channels, CostModel
+from kvoffload.replay.report import percentile
 from kvoffload.replay.session_report import Figures, SessionReport, SessionSetup, Written, figures
 from kvoffload.replay.sessions import Measured, Schedule, SessionReplay
 from kvoffload.replay.tiers import Capacity, counting_parts, moving_parts, replay_layout
 from kvoffload.replay.timed import TimedMover
 from kvoffload.replay.trees import KeyMaker, Tree, trees_of
+from kvoffload.replay.working_set import BlockLog
 from kvoffload.scheduler_side import PlannerConnector
 from kvoffload.testing.engine import Device, Engine, Limits, NullConnector, Sequence
 from kvoffload.testing.pool import PageMemory
@@ -26,6 +29,12 @@ from kvoffload.traces.record import Trace
 from kvoffload.worker_side import MoverConnector
 
 RUNS = ("offload", "no offload", "infinite", "rewrite all")
+COUNTS = (
+    *("dedup", "in_flight_dedup", "loaded_host", "loaded_disk", "used"),
+    *("declined", "vanished", "refused", "overdue"),
+)
+"""Counters of the planner that the report shows; blocks, but for the jobs of the last one."""
+
 FREE = 1e18
 """Bytes per second of a link that takes no time."""
 
@@ -62,9 +71,10 @@ class World:
     def written(self) -> Written:
         """Totals so far."""
         if self.planner is None:
-            return Written(dict(self.channels.moved), {"host": 0, "disk": 0}, {})
+            return Written(dict(self.channels.moved), {"host": 0, "disk": 0}, {}, {})
         stats = self.planner.stats()
-        return Written(dict(self.channels.moved), stats.family("stored_blocks"), stats.dropped)
+        counts = {name: stats.totals[name] for name in COUNTS}
+        return Written(dict(self.channels.moved), stats.family("stored_blocks"), stats.dropped, counts)
 
 
 class SessionRuns:
@@ -127,17 +137,30 @@ class SessionRuns:
         keys = KeyMaker(self._trace)
         replay = SessionReplay(world.engine, self._trees, keys, self._options.schedule, world.next_end)
         before: list[Written] = []
-        replay.at_begin = lambda: before.append(world.written())
-        replay.after_each = self._after(name, world)
+        log, stores = BlockLog(), Counter[object]()
+        if isinstance(world.engine.scheduler, PlannerConnector):
+            world.engine.scheduler.on_store = lambda request, blocks: stores.update({request: blocks})
+
+        def begin_window() -> None:
+            before.append(world.written())
+            log.mark()
+
+        replay.at_begin, replay.after_each = begin_window, self._after(name, world, log)
         measured: Measured = replay.run()
         if self._options.schedule.window_s == 0:
             replay.drain()
         written = _since(before[0], world.written()) if before else world.written()
+        per_turn = [stores[seq.info.id] * world.channels.block_bytes for seq in measured.requests]
         return figures(
             name,
             measured.requests,
             measured.seconds,
             written,
+            blocks=log.blocks(),
+            new=int(log.new_by_request().sum()),
+            per_turn=(percentile(per_turn, 50), percentile(per_turn, 90)),
+            working_set=log.working_sets(),
+            growth=log.growth(),
             preemptions=world.engine.totals.preemptions,
             failed_loads=world.engine.totals.failed_loads,
             mismatches=world.engine.device.mismatches,
@@ -145,13 +168,15 @@ class SessionRuns:
             wall_s=time.monotonic() - begin,
         )
 
-    def _after(self, name: str, world: World) -> Callable[[Sequence], None]:
+    def _after(self, name: str, world: World, log: BlockLog) -> Callable[[Sequence, bool], None]:
         """What happens when a request has ended: the one control that stores its whole text again does so."""
 
-        def after(seq: Sequence) -> None:
-            self._progress(name)
+        def after(seq: Sequence, measured: bool) -> None:
+            if measured:
+                self._progress(name)
+            blocks = seq.computed // self._trace.block_tokens
+            log.add(world.engine.clock.now, seq.chain.keys[:blocks])
             if name == "rewrite all":
-                blocks = seq.computed // self._trace.block_tokens
                 world.channels.move("out", blocks, world.engine.clock.now)
                 if self._options.disk_blocks:
                     world.channels.move("write", blocks, world.engine.clock.now)
@@ -222,4 +247,5 @@ def _since(before: Written, now: Written) -> Written:
         less(dict(before.moved), dict(now.moved)),
         less(dict(before.stored), dict(now.stored)),
         less(dict(before.dropped), dict(now.dropped)),
+        less(dict(before.counts), dict(now.counts)),
     )

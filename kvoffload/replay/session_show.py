@@ -28,9 +28,11 @@ def session_table(report: SessionReport) -> Group:
         f" {'no limit' if setup.host_blocks is None else setup.host_blocks}, disk {setup.disk_blocks};"
         f" {'index only' if setup.index_only else as_bytes(setup.block_bytes) + ' each really moved'}"
     )
+    spans = report.runs[0].working_set.items()
+    sets = "working set, blocks: " + ", ".join(f"{blocks:,} in {span} s" for span, blocks in spans)
     notes = [f"broken: {text}" for text in report.broken()]
     notes += [f"wrong bytes: {text}" for run in report.runs for text in run.samples]
-    return Group(grid, sizes, *notes)
+    return Group(grid, sizes, sets, *notes)
 
 
 def _rows() -> list[tuple[str, Callable[[Figures], str]]]:
@@ -53,8 +55,18 @@ def _rows() -> list[tuple[str, Callable[[Figures], str]]]:
         ("loaded to device", lambda r: as_bytes(r.moved["in"])),
         ("written to disk", lambda r: as_bytes(r.moved["write"])),
         ("read from disk", lambda r: as_bytes(r.moved["read"])),
+        ("write amplification, host", lambda r: f"{r.amplification()['host']:.3f}"),
+        ("write amplification, disk", lambda r: f"{r.amplification()['disk']:.3f}"),
+        ("written per turn, p50", lambda r: as_bytes(r.per_turn[0])),
+        ("written per turn, p90", lambda r: as_bytes(r.per_turn[1])),
+        ("loaded and used", lambda r: as_percent(r.counts.get("used", 0), _loaded(r))),
+        ("jobs past their deadline", lambda r: f"{r.counts.get('overdue', 0):,}"),
         ("preemptions", lambda r: f"{r.preemptions:,}"),
         ("wrong blocks", lambda r: f"{r.mismatches:,}"),
         ("real seconds", lambda r: f"{r.wall_s:.1f}"),
     ]
     return rows
+
+
+def _loaded(run: Figures) -> int:
+    return run.counts.get("loaded_host", 0) + run.counts.get("loaded_disk", 0)

@@ -105,7 +105,8 @@ class SessionReplay:
         self._measuring = schedule.window_s == 0
         self.measured = Measured()
         self.at_begin: Callable[[], None] = lambda: None
-        self.after_each: Callable[[Sequence], None] = lambda seq: None
+        self.after_each: Callable[[Sequence, bool], None] = lambda seq, measured: None
+        """Called when a request has ended, with whether it is measured."""
 
     def run(self) -> Measured:
         """Until the window ends or, with window 0, until every session has been played."""
@@ -196,9 +197,9 @@ class SessionReplay:
         assert isinstance(number, int)
         job = self._live.pop(number)
         play = job.play
+        self.after_each(seq, self._measuring)
         if self._measuring:
             self.measured.requests.append(seq)
-            self.after_each(seq)
         elif not job.primer:
             self._lane_ended[play.lane] += 1
             if min(self._lane_ended) >= WARM_UP:

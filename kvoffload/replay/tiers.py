@@ -5,8 +5,9 @@ This is the only place where the replay meets Local.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvoffload.config import Config
@@ -21,7 +22,7 @@ from kvoffload.layout import (
     Layout,
     Pools,
 )
-from kvoffload.local import Local
+from kvoffload.local import Local, MoverLike
 from kvoffload.memory import read_memory
 from kvoffload.messages import Inventory
 from kvoffload.mover import Mover, NullMover
@@ -41,8 +42,27 @@ MIN_TRANSIT = 16
 MAX_TRANSIT = 1024
 """Transit slots, on top of the host slots: one in 16 of them within these limits."""
 
+NEVER_S = 1e12
+"""Seconds, longer than any trace."""
+
 COUNTING_SLAB = 1024
 """Slots per slab where no byte is behind them; the size decides nothing in a layout of one group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Which policy each tier has, and the time it sees.
+
+    times: when each request starts, by request id: policies that learn go by the trace's clock, however fast the
+    replay is; jobs have no deadline then. Empty = the clock of the machine.
+    """
+
+    host: str = "lru"
+    disk: str = "lru"
+    times: Sequence[float] = ()
+
+
+LRU = Policies()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +87,26 @@ def replay_layout(block_tokens: int, block_bytes: int) -> Layout:
 class LocalTiers(Tiers):
     """The real thing. Thread: one. `close` ends all jobs and releases memory and files."""
 
-    def __init__(self, local: Local) -> None:
-        self.local = local
-        self._planner = local.planner
+    def __init__(self, planner: Planner, movers: Sequence[MoverLike], times: Sequence[float] = ()) -> None:
+        self.local = Local(planner, movers, self._clock if times else time.monotonic)
+        self._planner = planner
+        self._times = times
+        self._now = 0.0
+        self._ended: list[Finished] = []  # seen while the time went on, not handed out yet
+
+    def _clock(self) -> float:
+        return self._now
+
+    def _advance(self, request: RequestInfo) -> None:
+        """It is at least as late as the request starts. REQUIRES: its id is its place in `times`."""
+        started = self._times[int(request.id)]
+        if started > self._now:
+            self._now = started
+            self._ended += self.local.step()
 
     def match(self, request: RequestInfo, chain: ChainLike, computed: int) -> Match:
+        if self._times:
+            self._advance(request)
         return self._planner.match(request, chain, computed=computed)
 
     def load(self, request: RequestInfo, chain: ChainLike, boundary: int, pages: Sequence[Pages]) -> LoadPlan:
@@ -81,10 +116,11 @@ class LocalTiers(Tiers):
         return self._planner.offer(request, chain, computed, pages)
 
     def finish(self, request: RequestInfo, reason: str, now: float) -> tuple[int, ...]:
-        return self._planner.finish(request.id, reason, now)
+        return self._planner.finish(request.id, reason, self._now if self._times else now)
 
     def step(self, now: float) -> Sequence[Finished]:
-        return self.local.step()
+        ended, self._ended = [*self._ended, *self.local.step()], []
+        return ended
 
     def backlog(self) -> Backlog:
         exposed, pinned = self._planner.backlog()
@@ -112,15 +148,22 @@ class CountedMover(NullMover):
         return self._inventory
 
 
-def counting_parts(layout: Layout, capacity: Capacity) -> tuple[Planner, CountedMover]:
+def counting_parts(
+    layout: Layout, capacity: Capacity, policies: Policies = LRU
+) -> tuple[Planner, CountedMover]:
     """Planner and mover where every job is done as soon as it is sent; not attached yet."""
     slots = max(COUNTING_SLAB, -(-max(capacity.host, capacity.disk) // (MAX_SLABS // 2)))
     host, transit, disk = (-(-n // slots) for n in (capacity.host, capacity.transit, capacity.disk))
-    return _planner(layout, capacity), CountedMover(Inventory((slots,), host, transit, disk))
+    return _planner(layout, capacity, policies), CountedMover(Inventory((slots,), host, transit, disk))
 
 
 def moving_parts(
-    layout: Layout, capacity: Capacity, memory: PageMemory, path: Path | None, namespace: bytes
+    layout: Layout,
+    capacity: Capacity,
+    memory: PageMemory,
+    path: Path | None,
+    namespace: bytes,
+    policies: Policies = LRU,
 ) -> tuple[Planner, Mover]:
     """Planner and mover of real bytes, as open_moving says; not attached yet."""
     slot = layout.groups[0].slot_bytes
@@ -136,7 +179,7 @@ def moving_parts(
             f" the {format_size(free)} of memory that are free: lower --host-blocks, --device-blocks or"
             " --block-bytes, or count only with --index-only"
         )
-    planner = _planner(layout, capacity)
+    planner = _planner(layout, capacity, policies)
     tier = None
     if path is not None and slabs.disk:
         tier = DiskTier(
@@ -145,29 +188,46 @@ def moving_parts(
     return planner, Mover(0, layout, slabs, CpuCopyEngine(), tier)
 
 
-def open_counting(layout: Layout, capacity: Capacity) -> LocalTiers:
+def open_counting(layout: Layout, capacity: Capacity, policies: Policies = LRU) -> LocalTiers:
     """Planner and index only: every job is done as soon as it is sent, no byte moves."""
-    planner, mover = counting_parts(layout, capacity)
+    planner, mover = counting_parts(layout, capacity, policies)
     planner.attach(0, mover.register(()))
-    return LocalTiers(Local(planner, [mover]))
+    return LocalTiers(planner, [mover], policies.times)
 
 
 def open_moving(
-    layout: Layout, capacity: Capacity, memory: PageMemory, path: Path | None, namespace: bytes
+    layout: Layout,
+    capacity: Capacity,
+    memory: PageMemory,
+    path: Path | None,
+    namespace: bytes,
+    policies: Policies = LRU,
 ) -> LocalTiers:
     """Real bytes between `memory`, host memory and a file under `path` (needed where capacity.disk > 0).
 
     Raises ConfigError where the memory of this machine is too small, TierError where the path cannot be used.
     """
-    planner, mover = moving_parts(layout, capacity, memory, path, namespace)
+    planner, mover = moving_parts(layout, capacity, memory, path, namespace, policies)
     try:
         planner.attach(0, mover.register(memory.pools))
     except BaseException:
         mover.close()
         raise
-    return LocalTiers(Local(planner, [mover]))
+    return LocalTiers(planner, [mover], policies.times)
 
 
-def _planner(layout: Layout, capacity: Capacity) -> Planner:
+def _planner(layout: Layout, capacity: Capacity, policies: Policies) -> Planner:
     exact = ExactSlots(capacity.host, capacity.transit, capacity.disk)
-    return Planner(layout, Config(host_bytes=0), exact=exact)
+    config = Config(host_bytes=0, host_policy=policies.host)
+    if capacity.disk:
+        config = replace(
+            config,
+            host_bytes=1,
+            disk_path=Path(),
+            disk_bytes=1,
+            model_id="replay",
+            disk_policy=policies.disk,
+        )
+    if policies.times:
+        config = replace(config, deadline_s=NEVER_S)
+    return Planner(layout, config, exact=exact)

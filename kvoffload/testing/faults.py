@@ -6,6 +6,7 @@ A fault is written once and works around both: `FaultyTier(tier, Failing(...), C
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -211,7 +212,7 @@ class FaultyEngine(CopyEngine):
         self._inner = inner
         self._faults = faults
         self._calls: dict[int, _EngineCall] = {}
-        self._next = 1
+        self._numbers = itertools.count(1)  # several threads of a mover submit
 
     def register(self, layout: Layout, pools: Pools, arena: HostArena) -> None:
         self._inner.register(layout, pools, arena)
@@ -219,8 +220,7 @@ class FaultyEngine(CopyEngine):
     def submit(self, copies: Copies, direction: Direction, after: object) -> int:
         op = Op.TO_HOST if direction is Direction.TO_HOST else Op.TO_DEVICE
         call = _EngineCall(_Call.begin(self._faults, op, copies), direction, after)
-        handle = self._next
-        self._next += 1
+        handle = next(self._numbers)
         self._calls[handle] = call
         self._started(call)
         return handle

@@ -234,10 +234,14 @@ class Rig:
         return plan, finished, wrong
 
     def check(self) -> None:
-        """What must hold at idle: invariants of the index, and nothing pinned."""
+        """What must hold at idle: invariants of the index, nothing pinned, and every transit slot back."""
         self.planner.check_integrity()
         assert self.planner.idle, self.planner.describe()
         assert self.planner.pinned() == 0
+        slots = self.layout.slots_per_slab(self.movers[0].arena.slab_bytes)
+        least = min(n for n, g in zip(slots, self.layout.groups, strict=True) if not g.transient)
+        tiers = self.planner._tiers
+        assert tiers is None or tiers.index.transit_free() == self.sizes.transit * least
 
     def close(self) -> None:
         self.local.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -154,9 +155,12 @@ class DiskTier(Tier):
         return file
 
     def _close_files(self) -> None:
-        """The lock goes last: it was opened first."""
+        """The lock goes last: it was opened first. Closing alone would leave it with a forked child."""
         while self._files:
-            os.close(self._files.pop())
+            file = self._files.pop()
+            if not self._files:
+                fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
 
 
 def _check_sizes(layout: Layout, slab_bytes: int, slabs: int) -> None:

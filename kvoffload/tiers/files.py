@@ -107,7 +107,8 @@ def replace_durably(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".new")
     file = open_private(temporary, os.O_TRUNC)
     try:
-        os.write(file, data)
+        if os.write(file, data) != len(data):  # a full drive takes the first part without a word
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary))
         os.fsync(file)
     finally:
         os.close(file)

@@ -56,6 +56,7 @@ class Shape:
     def __init__(self) -> None:
         self.declared: int | None = None
         self._declared_at = ""
+        self._first = ""
         self._bounds: dict[Tail, _Bounds] = {"floor": _Bounds(), "ceil": _Bounds()}
 
     def add(self, entry: Entry) -> None:
@@ -63,6 +64,7 @@ class Shape:
         if entry.block_size is not None:
             self._declare(entry)
         blocks, tokens, where = entry.blocks, entry.tokens, entry.where
+        self._first = self._first or where
         if entry.exact:
             most = tokens // blocks if blocks else _NO_LIMIT
             self._bounds["floor"].narrow(tokens // (blocks + 1) + 1, most, where)
@@ -106,7 +108,7 @@ class Shape:
         if not powers and wanted is not None:
             raise TraceError(self._misfit(wanted))
         fit = ", ".join(map(str, sorted(powers)[:4])) or "no power of two"
-        at = self._bounds["floor"].low_at or self._bounds["ceil"].low_at
+        at = self._bounds["floor"].low_at or self._bounds["ceil"].low_at or self._first
         raise TraceError(
             f"{at}: no block_size in the lines, and the lengths fit {fit}; give the block size"
             " (--block-size N)"

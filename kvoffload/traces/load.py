@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvoffload.errors import TraceError
+from kvoffload.traces.adversarial import ADVERSARY_PREFIX, parse_adversary
 from kvoffload.traces.blocks import Entry, Shape, coarsen
 from kvoffload.traces.chain import ChainCheck, Rekey
 from kvoffload.traces.lines import Row, rows
@@ -23,7 +24,8 @@ _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 def open_trace(
     source: str | Path, block_size: int | None = None, form: Asked = "auto", rekey: bool = False
 ) -> Trace:
-    """The whole trace of a file, a folder of sessions, or a spec "synth:sessions=14,seed=0,...".
+    """The whole trace of a file, a folder of sessions, a spec "synth:sessions=14,seed=0,...",
+    or "adversary:SHAPE:SEED:REQUESTS".
 
     `block_size` is the one wanted: the trace's own or, of aligned chained traces, a multiple of it; where the
     lines do not state theirs, one that fits the lengths counts as theirs. `rekey` accepts ids that are not
@@ -33,6 +35,9 @@ def open_trace(
         raise TraceError(f"block size {block_size}: it must be at least 1 token")
     if form not in ("auto", "full", "delta"):
         raise TraceError(f"form {form!r}: it must be auto, full or delta")
+    if str(source).startswith(ADVERSARY_PREFIX):
+        trace = parse_adversary(str(source)).trace()
+        return trace if block_size is None else coarsen(trace, block_size)
     if str(source).startswith(SPEC_PREFIX):
         spec = parse_spec(str(source))
         return synthesize(spec if block_size is None else replace(spec, block_size=block_size))

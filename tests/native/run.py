@@ -2,7 +2,8 @@
 
 The device copy path is part of it: csrc/gpu.cu is compiled as C++ over the simulated runtime.
 
-A driver is a program that returns 0 when all is right; its argument is an empty folder. Each is built and run twice: with ASAN + UBSAN and with TSAN.
+A driver is a program that returns 0 when all is right; its argument is an empty folder. Each is built and run twice:
+with ASAN + UBSAN and with TSAN.
 `--python` builds the module _C with ASAN + UBSAN in a copy of the tree instead, and runs the Python tests that use it.
 
 Where the compiler has no sanitizer that is said, and is an error when CI=true.

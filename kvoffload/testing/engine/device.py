@@ -39,23 +39,16 @@ class Device:
     ) -> None:
         self.layout = layout
         self._shared = shared
-        self._moving = any(g.kind is not GroupKind.FULL for g in layout.groups)
+        self.windows = any(g.kind is not GroupKind.FULL for g in layout.groups)
+        """Whether some group gives pages back before the request ends."""
         if shared:
             self.pools = [PagePool(pages[0], cached=cached)] * len(layout.groups)
         else:
             self.pools = [PagePool(count, cached=cached) for count in pages]
+        self._distinct = self.pools[:1] if shared else self.pools
         self.memories = memories
         self.mismatches = 0
         self.samples: list[str] = []
-
-    @property
-    def _distinct(self) -> list[PagePool]:
-        return self.pools[:1] if self._shared else self.pools
-
-    @property
-    def windows(self) -> bool:
-        """Whether some group gives pages back before the request ends."""
-        return self._moving
 
     @property
     def free(self) -> int:
@@ -130,7 +123,7 @@ class Device:
 
     def slide(self, seq: Sequence) -> None:
         """Give back the pages of windows and states that no further token of the sequence needs."""
-        if not self._moving:
+        if not self.windows:
             return
         tables = list(seq.table)
         for group in self.layout.groups:

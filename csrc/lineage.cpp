@@ -1,0 +1,275 @@
+#include "lineage.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "order.h"
+
+namespace kvoffload {
+
+namespace {
+
+constexpr std::uint64_t kTrimPeriod = 64;  // requests
+constexpr std::uint32_t kDeepest = 64;     // segments above one that are looked at
+
+}  // namespace
+
+Lineage::Lineage(Order& order, std::vector<Policy*> learners, std::uint64_t most_ghosts)
+    : order_(order), learners_(std::move(learners)), most_ghosts_(most_ghosts) {}
+
+void Lineage::opened(std::uint32_t segment, std::uint64_t stream) {
+    if (segment >= nodes_.size()) nodes_.resize(segment + 1);
+    nodes_[segment] = Node{};
+    nodes_[segment].name = stream;
+    nodes_[segment].serial = ++serial_;
+}
+
+void Lineage::begin(std::uint32_t segment, std::uint64_t blocks, std::uint64_t known, std::uint32_t last,
+                    double now) {
+    std::uint32_t stream = kNone;
+    if (nodes_[segment].name == 0 && last != kNone && nodes_[last].stream != kNone) {
+        const std::uint32_t s = nodes_[last].stream;
+        const std::uint64_t before = streams_.blocks(s);
+        if (2 * known >= before || known + 1 >= before) stream = s;
+    }
+    if (stream == kNone) stream = streams_.get(nodes_[segment].name);
+    streams_.begin(stream, blocks, now);
+    Node& n = nodes_[segment];
+    n.begun = true;
+    n.stream = stream;
+    n.previous = streams_.tail(stream);
+    n.previous_serial = n.previous == kNone ? 0 : nodes_[n.previous].serial;
+    streams_.tail(stream) = segment;
+    for (Policy* p : learners_) p->on_request(blocks, now);
+    set_class(segment, Kind::kOwn, streams_.pace(stream), now);
+    if (++requests_ % kTrimPeriod == 0) trim(now);
+}
+
+void Lineage::relate(std::uint32_t segment, const std::vector<Touched>& touched, double now) {
+    if (touched.empty()) return;
+    find_split(segment, touched, now);
+    cuts_.clear();
+    const std::size_t n = touched.size();
+    for (std::size_t i = 0; i < n;) {
+        const std::uint32_t from = from_[i], to = target(segment, touched[i].end);
+        std::uint32_t blocks = 0;
+        std::size_t j = i;
+        for (; j < n && from_[j] == from && target(segment, touched[j].end) == to; ++j) {
+            if (from != to && follow(touched[j], from, to)) ++blocks;
+        }
+        if (blocks > 0) use(from, to, touched[i], touched[j - 1].end, blocks, now);
+        i = j;
+    }
+    rehang(segment);
+    leave_previous(segment, touched.back().end, now);
+    for (const Cut& c : cuts_) order_.erase_if_done(c.segment);
+    if (ghosts_.size() > most_ghosts_) trim(now);
+}
+
+// The block's ghost, if it has one, moves from `from` to `to`; false if the chain named the block before.
+bool Lineage::follow(const Touched& touched, std::uint32_t from, std::uint32_t to) {
+    if (touched.segment != kNone) return true;
+    const std::uint32_t ghost = ghosts_.find(touched.ghost);
+    if (ghost == kNone) {
+        ghosts_.add(touched.ghost, to, nodes_[to].ghosts);
+        return true;
+    }
+    if (ghosts_.segment(ghost) != from) return false;
+    ghosts_.move(ghost, nodes_[from].ghosts, to, nodes_[to].ghosts);
+    return true;
+}
+
+bool Lineage::foreign(std::uint32_t segment, std::uint32_t mine) const {
+    const Node& n = nodes_[segment];
+    return n.kind == Kind::kShared || (n.stream != kNone && n.stream != nodes_[mine].stream);
+}
+
+// Where each block was, and up to where others have used the path.
+void Lineage::find_split(std::uint32_t segment, const std::vector<Touched>& touched, double now) {
+    from_.clear();
+    std::uint32_t shared = 0;
+    for (const Touched& t : touched) {
+        const std::uint32_t from = t.segment != kNone ? t.segment : find(t.ghost);
+        from_.push_back(from);
+        if (from != kNone && from != segment && foreign(from, segment)) shared = t.end;
+    }
+    const bool grows = shared > nodes_[segment].split;
+    if (!grows || (nodes_[segment].blocks > 0 && nodes_[segment].low < shared)) return;
+    if (nodes_[segment].head == kNone) {
+        const std::uint32_t head = order_.open_head(segment);
+        nodes_[head].stream = nodes_[segment].stream;
+        nodes_[segment].head = head;
+        set_class(head, Kind::kShared, nodes_[segment].pace, now);
+    }
+    nodes_[segment].split = shared;
+    detach(segment);
+    attach(segment, nodes_[segment].head, shared);
+}
+
+void Lineage::use(std::uint32_t from, std::uint32_t to, const Touched& first, std::uint32_t end,
+                  std::uint32_t blocks, double now) {
+    for (Policy* p : learners_) p->on_use(from, to, blocks, now);
+    Node& t = nodes_[to];
+    t.low = t.blocks == 0 ? first.before : std::min(t.low, first.before);
+    t.blocks += blocks;
+    if (from == kNone) return;
+    nodes_[from].blocks -= blocks;
+    nodes_[from].low = std::max(nodes_[from].low, end);
+    cuts_.push_back(Cut{from, end});
+}
+
+// What hung on blocks that the request took hangs on its segments now, and so does what is left of the old
+// ones.
+void Lineage::rehang(std::uint32_t segment) {
+    for (const Cut& c : cuts_) {
+        for (std::uint32_t t = nodes_[c.segment].child; t != kNone;) {
+            const std::uint32_t next = nodes_[t].next;
+            if (nodes_[t].at <= c.end) {
+                const std::uint32_t at = nodes_[t].at;
+                detach(t);
+                if (target(segment, at) != t) attach(t, target(segment, at), at);
+            }
+            t = next;
+        }
+        if (nodes_[c.segment].blocks == 0 || target(segment, c.end) == c.segment) continue;
+        detach(c.segment);
+        attach(c.segment, target(segment, c.end), c.end);
+    }
+}
+
+// The stream's last end is left when the request went on elsewhere before its first remaining block ends.
+void Lineage::leave_previous(std::uint32_t segment, std::uint32_t walked, double now) {
+    const std::uint32_t p = nodes_[segment].previous;
+    if (p == kNone || nodes_[p].serial != nodes_[segment].previous_serial) return;
+    if (nodes_[p].blocks > 0 && nodes_[p].low >= walked) return;
+    nodes_[segment].previous = kNone;
+    if (nodes_[p].blocks > 0 && nodes_[p].kind == Kind::kOwn) set_class(p, Kind::kLeft, nodes_[p].pace, now);
+}
+
+void Lineage::set_class(std::uint32_t segment, Kind kind, Pace pace, double now) {
+    nodes_[segment].kind = kind;
+    nodes_[segment].pace = pace;
+    for (Policy* p : learners_) p->on_class(segment, kind, pace, now);
+}
+
+void Lineage::closed(std::uint32_t segment, double now) { leave_previous(segment, kNone, now); }
+
+void Lineage::erased(std::uint32_t segment) {
+    Node& n = nodes_[segment];
+    while (n.child != kNone) {
+        const std::uint32_t t = n.child;
+        detach(t);
+        if (n.parent != kNone) attach(t, n.parent, n.at);
+    }
+    detach(segment);
+    if (n.stream != kNone && streams_.tail(n.stream) == segment) streams_.tail(n.stream) = kNone;
+}
+
+void Lineage::restored(std::uint32_t segment, std::uint32_t count, double now) {
+    for (Policy* p : learners_) p->on_use(kNone, segment, count, now);
+    nodes_[segment].blocks += count;
+}
+
+void Lineage::revived(std::uint64_t ghost) {
+    const std::uint32_t id = ghosts_.find(ghost);
+    if (id != kNone) ghosts_.erase(id, nodes_[ghosts_.segment(id)].ghosts);
+}
+
+std::uint32_t Lineage::find(std::uint64_t ghost) const {
+    const std::uint32_t id = ghosts_.find(ghost);
+    return id == kNone ? kNone : ghosts_.segment(id);
+}
+
+bool Lineage::blocked(std::uint32_t segment, int tier, std::uint32_t end) const {
+    for (std::uint32_t t = nodes_[segment].child; t != kNone; t = nodes_[t].next) {
+        if (nodes_[t].at >= end && order_.segment(t).resident[tier] > 0) return true;
+    }
+    return false;
+}
+
+// A parent that hangs below the segment itself is cut off first: there are no rings.
+void Lineage::attach(std::uint32_t segment, std::uint32_t parent, std::uint32_t at) {
+    std::uint32_t up = parent;
+    for (std::uint32_t depth = 0; up != kNone && up != segment; up = nodes_[up].parent) {
+        if (++depth == kDeepest) return;
+    }
+    if (up == segment) detach(parent);
+    if (parent == segment) return;
+    Node& n = nodes_[segment];
+    Node& p = nodes_[parent];
+    n.parent = parent;
+    n.at = at;
+    n.prev = kNone;
+    n.next = p.child;
+    if (p.child != kNone) nodes_[p.child].prev = segment;
+    p.child = segment;
+}
+
+void Lineage::detach(std::uint32_t segment) {
+    Node& n = nodes_[segment];
+    if (n.parent == kNone) return;
+    (n.prev == kNone ? nodes_[n.parent].child : nodes_[n.prev].next) = n.next;
+    if (n.next != kNone) nodes_[n.next].prev = n.prev;
+    n.parent = n.next = n.prev = kNone;
+}
+
+// Forgets the ghosts of the segments used longest ago, those without entries first, until the bounds hold.
+void Lineage::trim(double now) {
+    std::vector<std::uint32_t> empty, rest;
+    std::uint64_t held = 0;
+    for (std::uint32_t s = 0; s < nodes_.size(); ++s) {
+        if (!order_.segment(s).live) continue;
+        held += order_.segment(s).size > 0 ? 1 : 0;
+        if (nodes_[s].ghosts.count > 0 && !order_.is_open(s))
+            (order_.segment(s).size > 0 ? rest : empty).push_back(s);
+    }
+    const auto older = [&](std::uint32_t a, std::uint32_t b) {
+        return order_.segment(a).order < order_.segment(b).order;
+    };
+    std::sort(empty.begin(), empty.end(), older);
+    std::sort(rest.begin(), rest.end(), older);
+    const std::uint64_t most = std::max<std::uint64_t>(kGhostSegments, 4 * held);
+    std::uint64_t over = empty.size() > most ? empty.size() - most : 0;
+    const std::uint64_t room = ghosts_.size() > most_ghosts_ ? most_ghosts_ - most_ghosts_ / 8 : most_ghosts_;
+    for (const std::uint32_t s : empty) {
+        if (over == 0 && ghosts_.size() <= room) break;
+        over -= over > 0 ? 1 : 0;
+        forget(s, now);
+    }
+    for (const std::uint32_t s : rest) {
+        if (ghosts_.size() <= room) break;
+        forget(s, now);
+    }
+}
+
+void Lineage::forget(std::uint32_t segment, double now) {
+    Node& n = nodes_[segment];
+    for (Policy* p : learners_) p->on_forget(segment, n.ghosts.count, now);
+    n.blocks -= n.ghosts.count;
+    ghosts_.clear(n.ghosts);
+    order_.erase_if_done(segment);
+}
+
+std::size_t Lineage::memory_bytes() const {
+    return nodes_.capacity() * sizeof(Node) + ghosts_.memory_bytes() + streams_.memory_bytes() +
+           from_.capacity() * sizeof(std::uint32_t) + cuts_.capacity() * sizeof(Cut);
+}
+
+void Lineage::check() const {
+    std::uint64_t ghosts = 0;
+    for (std::uint32_t s = 0; s < nodes_.size(); ++s) {
+        if (!order_.segment(s).live) continue;
+        const Node& n = nodes_[s];
+        ghosts += n.ghosts.count;
+        const bool counted = n.blocks == n.ghosts.count + order_.segment(s).size;
+        const bool hangs = n.parent == kNone || order_.segment(n.parent).live;
+        if (counted && hangs) continue;
+        throw std::runtime_error("index: lineage of segment " + std::to_string(s) + " is wrong (" +
+                                 std::to_string(n.blocks) + " blocks)");
+    }
+    if (ghosts != ghosts_.size()) throw std::runtime_error("index: ghosts without a segment");
+}
+
+}  // namespace kvoffload
