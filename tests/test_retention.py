@@ -170,7 +170,7 @@ def test_superseded_tails_go_first() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policies_that_learn_keep_their_own_order(policy: str) -> None:
-    """Under every policy the tails of many turns are stored, pruned and resumed from; those that learn supersede none."""
+    """Under every policy the tails of many turns are pruned and resumed from; those that learn supersede none."""
     with Rig(Sizes(host=40), layout=layout(), config=Config(host_policy=policy)) as rig:
         for session in range(4):
             chain = Keys.of(range(session * 100, session * 100 + 40))
