@@ -166,8 +166,9 @@ class Index {
     void expire(const BlockCopy* copies, std::size_t n);
 
     // Blocks of the spans leave their segments. With `into`, an open segment that nothing touches, those of
-    // `segment` and of closed segments go there, to be given up first. With kNone those of `segment` go for
-    // good: what a job holds is invisible from now on and ends with the job. How many.
+    // `segment` and of closed segments go there, to be given up first; where a policy learns none do, since
+    // it weighs segments by who used them. With kNone those of `segment` go for good: what a job holds is
+    // invisible from now on and ends with the job. How many.
     std::uint64_t retire(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans,
                          std::uint32_t into);
 

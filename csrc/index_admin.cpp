@@ -108,6 +108,7 @@ std::uint64_t Index::retire(std::uint32_t segment, const Chain& chain, const std
         throw std::invalid_argument("retire: segment " + std::to_string(into) + " is not another open one");
     }
     start(segment, chain, spans);
+    if (into != kNone && order_.lineage() != nullptr) return 0;
     find_all(chain);
     std::uint64_t count = 0;
     std::uint32_t hint = kNone;

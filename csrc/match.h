@@ -2,11 +2,12 @@
 //
 // A boundary is a multiple b of every group's tokens per block, up to the chain's length, such that every
 // full group has the blocks covering [0, b), every sliding group those that intersect [b - lookback, b)
-// clipped at 0, every state group the block that ends at b; transient groups do not count. Blocks below `computed` count as there: the
-// engine holds them. A first update probes every block. Later ones read the change log, probe only new
-// blocks, and answer from memory when nothing that concerns the chain changed; they probe anew when the log
-// no longer reaches back, or when the keys do not extend the last ones (a key names its whole prefix, so the
-// last key is compared). Thread: that of the Index. Lifetime: the Index must outlive it.
+// clipped at 0, every state group the block that ends at b; transient groups do not count. Blocks below
+// `computed` count as there: the engine holds them. A first update probes every block. Later ones read the
+// change log, probe only new blocks, and answer from memory when nothing that concerns the chain changed;
+// they probe anew when the log no longer reaches back, or when the keys do not extend the last ones (a key
+// names its whole prefix, so the last key is compared). Thread: that of the Index. Lifetime: the Index must
+// outlive it.
 #pragma once
 
 #include <cstdint>

@@ -107,8 +107,8 @@ class Loads:
         self._fresh.append(load)
         state.jobs.add(load.id)
         self._burst(load)
-        if load.rest is None and not load.running:
-            self._short.append(load)  # nothing of it can be had: it ends with the next `advance`
+        if not load.running and load.rest is None:  # nothing was begun: it ends with the next step
+            self._short.append(load)
         return LoadPlan(load.id, boundary, load.blocks, 0)
 
     def postpone(self, seconds: float) -> None:

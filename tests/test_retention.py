@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvoffload.config import Config
+from kvoffload.config import POLICIES, Config
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import CopyFlag, JobKind
 from kvoffload.requests import RequestInfo
@@ -165,6 +165,19 @@ def test_superseded_tails_go_first() -> None:
         assert len(stored(rig, new)) < 9
         assert stored(rig, old) == [7, 8, 9]
         assert stored(rig, new)[-3:] == [27, 28, 29]
+        rig.check()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies_that_learn_keep_their_own_order(policy: str) -> None:
+    """Under every policy the tails of many turns are pruned and resumed from; those that learn supersede none."""
+    with Rig(Sizes(host=40), layout=layout(), config=Config(host_policy=policy)) as rig:
+        for session in range(4):
+            chain = Keys.of(range(session * 100, session * 100 + 40))
+            reached = [turn(rig, Keys(chain.keys[: n + 5]), n, f"s{session}") for n in (10, 20, 30)]
+            assert reached == [0, 240, 400]
+        assert (rig.planner.counters["superseded"] > 0) is (policy == "lru")
+        assert rig.planner.counters["pruned"] > 0
         rig.check()
 
 
