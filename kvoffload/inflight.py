@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,6 +12,11 @@ import numpy as np
 
 from kvoffload.layout import Layout
 from kvoffload.messages import Copies, Job, JobKind, Outcome, Status, StatusArray
+
+log = logging.getLogger(__name__)
+
+LOG_EVERY_S = 10.0
+"""Seconds between two lines about late jobs."""
 
 RequestId = str | int
 
@@ -72,6 +79,23 @@ def _checked(outcome: Outcome, running: Running) -> StatusArray | None:
         f"rank {outcome.rank}: a status of {status.shape} for {wanted} copies, or no status"
     )
     return np.full(wanted, Status.NOT_DONE, np.uint8)
+
+
+class LateJobs:
+    """Names jobs past their deadline in the log, one line per LOG_EVERY_S at most."""
+
+    def __init__(self) -> None:
+        self._silent_until = -math.inf
+        self._unnamed = 0
+
+    def name(self, running: Running, layout: Layout, now: float) -> None:
+        """This job is late."""
+        if now < self._silent_until:
+            self._unnamed += 1
+            return
+        more = f"; {self._unnamed} others since the last such line" if self._unnamed else ""
+        log.warning("%s%s", running.late(layout, now), more)
+        self._silent_until, self._unnamed = now + LOG_EVERY_S, 0
 
 
 class InFlight:

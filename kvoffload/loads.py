@@ -107,8 +107,8 @@ class Loads:
         self._fresh.append(load)
         state.jobs.add(load.id)
         self._burst(load)
-        if not load.running and load.rest is None:  # nothing was begun: it ends with the next step
-            self._short.append(load)
+        if load.rest is None and not load.running:
+            self._short.append(load)  # nothing of it can be had: it ends with the next `advance`
         return LoadPlan(load.id, boundary, load.blocks, 0)
 
     def postpone(self, seconds: float) -> None:
@@ -164,7 +164,7 @@ class Loads:
         )
         if reached == load.ends:
             load.rest = None
-        elif len(copies) or not room:
+        elif len(copies) or not room or self._all_there(load):
             load.rest = list(reached)
             self._short.append(load)
         else:
@@ -177,6 +177,15 @@ class Loads:
                 self._held.append(part)
             else:
                 self._start(part)
+
+    @staticmethod
+    def _all_there(load: Load) -> bool:
+        """Whether tiers still have all that the load needs, so that only slots are short: another group's transit slots
+        are no help."""
+        state = load.state
+        if state is None or state.matcher is None or state.chain is None:
+            return False
+        return state.matcher.update(state.chain.keys, load.start)[0] >= load.boundary
 
     def _cut(self, load: Load, reached: list[int]) -> None:
         """No tier has the block after `reached` any more: the load ends before it."""

@@ -6,7 +6,6 @@ owns a Planner. Until every rank has attached, everything is a miss.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from kvoffload.agreement import agree, common_records
 from kvoffload.config import Config
 from kvoffload.errors import LayoutError
 from kvoffload.index import Index
-from kvoffload.inflight import InFlight, RequestId, Running
+from kvoffload.inflight import InFlight, LateJobs, RequestId, Running
 from kvoffload.layout import Layout
 from kvoffload.live import LiveRequests, covered, fork_point, newly_produced, restorable
 from kvoffload.loads import Loads
@@ -32,8 +31,6 @@ from kvoffload.requests import (
 from kvoffload.stats import Counters, Stats
 from kvoffload.stores import Stores, WriteBudget
 from kvoffload.tails import Tails
-
-log = logging.getLogger(__name__)
 
 HOST, DISK = 0, 1
 TRANSIENT = 3
@@ -86,6 +83,7 @@ class Planner:
         self._inventories: dict[int, Inventory] = {}
         self.requests = LiveRequests(layout)
         self._inflight = InFlight(ranks)
+        self._late = LateJobs()
         self._cancels: list[int] = []
         self._finished: list[Finished] = []
         self._geometry: Geometry | None = None
@@ -209,7 +207,10 @@ class Planner:
         self._inflight.postpone(passed)
         self._tiers.loads.postpone(passed)
         for running in self._inflight.expired(self._now):
-            self._overdue(running, self._tiers)
+            self._late.name(running, self.layout, self._now)
+            self.counters.add("overdue")
+            if _give_up(running, self._tiers):
+                self._cancels.append(running.job.id)
         self._finished += self._tiers.loads.advance(self._now)
         self._tiers.stores.plan_writes(self._now, self._deadline)
         jobs = self._inflight.take_unsent(self._now)
@@ -217,24 +218,15 @@ class Planner:
         self._cancels, self._geometry, self._reset_disk = [], None, False
         return plans
 
-    def _overdue(self, running: Running, tiers: _Tiers) -> None:
-        """Nobody is to wait for these blocks any more. A job that touches no page is cancelled; a store goes on
-        until the device confirms, since its pages are being read."""
-        tiers.index.expire(running.copies)
-        self.counters.add("overdue")
-        log.warning(running.late(self.layout, self._now))
-        if running.load:
-            tiers.loads.overdue(running)
-        if running.job.kind is not JobKind.STORE:
-            self._cancels.append(running.job.id)
-
     def complete(self, outcomes: Iterable[Outcome]) -> list[Finished]:
         """Take in what movers reported; the loads and stores that have ended on all ranks since the last call."""
         if self._tiers is None:
             return []
         for outcome in outcomes:
             if self._disk_ok.get(outcome.rank, outcome.disk_ok) is not outcome.disk_ok:
-                self._note_health(outcome, self._tiers.index)
+                before = all(self._disk_ok.values())
+                self._disk_ok[outcome.rank] = outcome.disk_ok
+                _switch_disk(self._tiers.index, self.counters, before, all(self._disk_ok.values()))
             running = self._inflight.report(outcome)
             if running is None:
                 continue
@@ -246,14 +238,6 @@ class Planner:
         self._tiers.stores.plan_writes(self._now, self._deadline)
         finished, self._finished = self._finished, []
         return finished
-
-    def _note_health(self, outcome: Outcome, index: Index) -> None:
-        before = all(self._disk_ok.values())
-        self._disk_ok[outcome.rank] = outcome.disk_ok
-        after = all(self._disk_ok.values())
-        if before is not after:
-            index.set_online(DISK, after)
-            self.counters.add("disk_back" if after else "disk_lost")
 
     # ---- whole tiers ----
 
@@ -318,6 +302,15 @@ class Planner:
         )
 
 
+def _give_up(running: Running, tiers: _Tiers) -> bool:
+    """Nobody is to wait for these blocks any more. True if the job may be cancelled, since it touches no page; a
+    store goes on until the device confirms: its pages are being read."""
+    tiers.index.expire(running.copies)
+    if running.load:
+        tiers.loads.overdue(running)
+    return running.job.kind is not JobKind.STORE
+
+
 def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, inflight: InFlight) -> _Tiers:
     layout, config, counters = planner.layout, planner.config, planner.counters
     index = Index(
@@ -341,3 +334,10 @@ def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, infligh
     tails = Tails(layout, index, counters, config.retention)
     stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget), ranks, tails)
     return _Tiers(index, stores, Loads(layout, index, inflight, counters, ranks), tails)
+
+
+def _switch_disk(index: Index, counters: Counters, before: bool, after: bool) -> None:
+    """The disk tier is on only while that of every rank works."""
+    if before is not after:
+        index.set_online(DISK, after)
+        counters.add("disk_back" if after else "disk_lost")

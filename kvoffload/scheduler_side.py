@@ -30,7 +30,7 @@ class _Live:
     """One request. load: id of its running load. offered: tokens up to which nothing is left to offer.
 
     waiting: it has been told to wait. since: the step after which it first was, None before that step. patient: it may
-    still be told to.
+    still be told to. burnt: its last load brought nothing, so the next admission takes none.
     """
 
     request: EngineRequest
@@ -40,6 +40,7 @@ class _Live:
     waiting: bool = False
     since: float | None = None
     patient: bool = True
+    burnt: bool = False
 
 
 class PlannerConnector(SchedulerConnector):
@@ -64,13 +65,15 @@ class PlannerConnector(SchedulerConnector):
     def match(self, request: EngineRequest, computed: int) -> Hit:
         live = self._known(request)
         found = self._match(live, computed)
+        if live.burnt:
+            return Hit(0, 0, False)
         tokens = found.boundary - computed
         disk = min(found.disk * self.planner.layout.base_tokens, tokens)
         return Hit(tokens, disk, self._wait(live, found))
 
     def allocated(self, request: EngineRequest, pages: Pages, computed: int, taken: int) -> None:
         live = self._known(request)
-        live.waiting, live.patient, live.start = False, True, computed
+        live.waiting, live.patient, live.start, live.burnt = False, True, computed, False
         found = self._match(live, computed).boundary - computed
         base, count = self.planner.layout.base_tokens, self.planner.counters.add
         count("declined", max(0, found - taken) // base)
@@ -110,7 +113,7 @@ class PlannerConnector(SchedulerConnector):
             self._live.pop(request_id, None)
             return self._hold(self.planner.finish(request_id, reason, self._now))
         if live is not None:
-            self._live[request_id] = _Live(live.request)
+            self._live[request_id] = _Live(live.request, burnt=live.burnt)
         return self._hold(self.planner.preempt(request_id))
 
     def prefetch(self, request: EngineRequest, deadline: float) -> None:
@@ -167,6 +170,7 @@ class PlannerConnector(SchedulerConnector):
         if live is not None:
             live.load = 0
             boundary = max(item.boundary, live.start)
+            live.burnt = boundary == live.start
             self._loaded.append(Loaded(live.request.info.id, boundary, item.failed, item.error))
         elif item.kind is JobKind.STORE and item.failed:
             for other in self._live.values():

@@ -9,7 +9,8 @@ from kvoffload.errors import ConfigError
 from kvoffload.layout import DEFAULT_SLAB_BYTES, MAX_SLABS, MIN_SLOTS_PER_SLAB, SLOT_ALIGN, Layout
 
 TRANSIT_SHARE = 16
-"""One slab in so many of a rank's host slabs is transit, and always at least one."""
+"""One slab in so many of a rank's host slabs is transit, and where there is a disk at least one for each group: a slab
+belongs to one group at a time. Without a disk nothing passes through: one will do."""
 
 MIN_HOST_SLABS = 16
 """A small host tier is cut into at least so many slabs, as far as MIN_SLOTS_PER_SLAB lets it."""
@@ -45,7 +46,8 @@ def size_slabs(layout: Layout, host_bytes: int, disk_bytes: int) -> Slabs:
         raise ConfigError(
             f"disk_bytes gives {disk_bytes} bytes to this rank; one slab needs {slab_bytes}: raise disk_bytes"
         )
-    transit = max(1, total // TRANSIT_SHARE)
+    groups = sum(not g.transient for g in layout.groups)
+    transit = min(max(groups, total // TRANSIT_SHARE), total - 1) if disk_bytes else 1
     return Slabs(slab_bytes, total - transit, transit, disk_bytes // slab_bytes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,14 +17,18 @@ class MoverLike(Protocol):
     def register(self, pools: Pools) -> Inventory: ...
     def submit(self, plans: Plans) -> None: ...
     def poll(self) -> list[Outcome]: ...
+    def wait(self, job_ids: Iterable[int], timeout: float) -> bool: ...
     def close(self) -> None: ...
 
 
 class MoverConnector(WorkerConnector):
     """Stores go out after the forward, everything else before it. The mover is this object's from here on."""
 
-    def __init__(self, mover: MoverLike) -> None:
+    def __init__(self, mover: MoverLike, store_timeout_s: float = 0.0) -> None:
+        """store_timeout_s: so long a step waits for its stores; 0 = not at all. Needed where the engine gives pages of
+        windows back when the step ends and no stream orders the copies before their next use."""
         self._mover = mover
+        self._timeout = store_timeout_s
 
     def register(self, pools: Pools) -> Inventory:
         return self._mover.register(pools)
@@ -39,6 +43,8 @@ class MoverConnector(WorkerConnector):
         stores = tuple(job for job in metadata.jobs if job.kind is JobKind.STORE)
         if stores:
             self._mover.submit(Plans(stores))
+            if self._timeout and not self._mover.wait([job.id for job in stores], self._timeout):
+                raise TimeoutError(f"{len(stores)} stores have not ended in {self._timeout} s")
 
     def poll(self) -> Sequence[Outcome]:
         return self._mover.poll()

@@ -80,3 +80,22 @@ def test_patience_begins_with_the_next_step(pause):
             assert scheduler.match(seq, 0).wait is waits
         gate.release()
         rig.local.drain()
+
+
+def test_late_jobs_are_named_at_a_bounded_rate(caplog):
+    """13 stores that never end, one more every second: a line in ten seconds, which counts those between."""
+    gate = Gated([Op.TO_HOST])
+    with Rig(copy_faults=[gate]) as rig:
+        for number in range(13):
+            rig.clock.now = float(number)
+            rig.local.step()
+            chain = Keys.of([number])
+            rig.planner.offer(rig.info(), chain, 16, rig.pages(chain, number))
+        for seconds in range(13, 40):
+            rig.clock.now = float(seconds)
+            rig.local.step()
+        assert rig.planner.counters["overdue"] == 13
+        assert len(caplog.records) == 2
+        assert "9 others since the last such line" in caplog.records[1].getMessage()
+        gate.release()
+        rig.local.drain()

@@ -17,7 +17,7 @@ TRANSIENT = 3
 class World:
     """One chain over a random layout, with random blocks stored, on disk, pending; the truth as plain sets."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, off=0):
         rng = self.rng = random.Random(seed)
         self.base = rng.choice((1, 4))
         self.layout = []
@@ -28,7 +28,8 @@ class World:
         self.keys = np.frombuffer(rng.randbytes(16 * rng.randint(1, 30)), np.uint8).reshape(-1, 16)
         groups = len(self.layout)
         slots = [4 if g in self.stored else 0 for g in range(groups)]
-        self.index = Index(self.layout, self.base, slots, 200, 0, 200)
+        groups_off = [(k, m, b + off if k == 1 else b) for k, m, b in self.layout]
+        self.index = Index(groups_off, self.base, slots, 200, 0, 200)
         self.segment = self.index.open_segment(0.0)
         self.there = [{} for _ in self.layout]  # by group: block -> code
 
@@ -109,19 +110,35 @@ def check(world, matcher, blocks, computed):
         assert (host, disk) == (tokens[Code.HOST] // world.base, tokens[Code.DISK] // world.base)
 
 
+def play(world):
+    """Random changes, with the matcher's answer compared in between."""
+    matcher = Matcher(world.index)
+    for _ in range(6):
+        for _ in range(world.rng.randint(0, 4)):
+            world.change()
+        blocks = world.rng.randint(0, len(world.keys))
+        computed = world.rng.choice((0, world.rng.randint(0, blocks) * world.base))
+        check(world, matcher, blocks, computed)
+    world.index.check_integrity()
+
+
 @pytest.mark.parametrize("first", range(0, CASES, 50))
 def test_boundaries_follow_the_definition(first):
     """Boundary, pending boundary, tier mix and all boundaries are what the definition says, also after changes."""
     for seed in range(first, first + 50):
-        world = World(seed)
-        matcher = Matcher(world.index)
-        for _ in range(6):
-            for _ in range(world.rng.randint(0, 4)):
-                world.change()
-            blocks = world.rng.randint(0, len(world.keys))
-            computed = world.rng.choice((0, world.rng.randint(0, blocks) * world.base))
-            check(world, matcher, blocks, computed)
-        world.index.check_integrity()
+        play(World(seed))
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+def test_a_lookback_that_is_off_by_one_is_noticed(off):
+    """The oracle tells an index whose windows are one token too short or too long from a right one."""
+    noticed = 0
+    for seed in range(200):
+        try:
+            play(World(seed, off))
+        except AssertionError:
+            noticed += 1
+    assert noticed > 0
 
 
 def full(slots=64, disk=0):

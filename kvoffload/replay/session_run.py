@@ -29,8 +29,11 @@ from kvoffload.traces.record import Trace
 from kvoffload.worker_side import MoverConnector
 
 RUNS = ("offload", "no offload", "infinite", "rewrite all")
-COUNTS = ("dedup", "in_flight_dedup", "loaded_host", "loaded_disk", "used", "declined", "vanished", "refused")
-"""Counters of the planner that the report shows."""
+COUNTS = (
+    *("dedup", "in_flight_dedup", "loaded_host", "loaded_disk", "used"),
+    *("declined", "vanished", "refused", "overdue"),
+)
+"""Counters of the planner that the report shows; blocks, but for the jobs of the last one."""
 
 FREE = 1e18
 """Bytes per second of a link that takes no time."""

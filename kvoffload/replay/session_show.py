@@ -60,6 +60,7 @@ def _rows() -> list[tuple[str, Callable[[Figures], str]]]:
         ("written per turn, p50", lambda r: as_bytes(r.per_turn[0])),
         ("written per turn, p90", lambda r: as_bytes(r.per_turn[1])),
         ("loaded and used", lambda r: as_percent(r.counts.get("used", 0), _loaded(r))),
+        ("jobs past their deadline", lambda r: f"{r.counts.get('overdue', 0):,}"),
         ("preemptions", lambda r: f"{r.preemptions:,}"),
         ("wrong blocks", lambda r: f"{r.mismatches:,}"),
         ("real seconds", lambda r: f"{r.wall_s:.1f}"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from kvoffload.layout import Pools
@@ -38,7 +39,8 @@ class TimedMover:
         return self._inner.register(pools)
 
     def submit(self, plans: Plans) -> None:
-        self._inner.submit(plans)
+        # The model says when a job ends. Whether a cancel still meets it must not depend on this machine.
+        self._inner.submit(replace(plans, cancels=()))
         for job in plans.jobs:
             heapq.heappush(self._due, (self.channels.ends(job, self._clock()), job.id))
 
@@ -52,6 +54,10 @@ class TimedMover:
         while self._due and self._due[0][0] <= self._clock():
             outcomes.append(self._await(heapq.heappop(self._due)[1]))
         return outcomes
+
+    def wait(self, job_ids: Iterable[int], timeout: float) -> bool:
+        """Until they have really ended; their virtual end is told by `poll`."""
+        return self._inner.wait(job_ids, timeout)
 
     def close(self) -> None:
         self._inner.close()

@@ -65,6 +65,10 @@ class PagePool:
                 found.append(page)
         return np.array(found, np.int32)
 
+    def lookup(self, keys: KeyArray) -> Pages:
+        """By key its page, -1 where it is not published. Pure as `match`."""
+        return np.array([self._page_of.get(key, -1) for key in key_list(keys)], np.int32)
+
     def allocate(self, count: int, hits: Sequence[int] | Pages = ()) -> Pages | None:
         """One reference to each of `hits` and to `count` other pages, whose content is forgotten; the latter.
 
@@ -140,15 +144,28 @@ class PagePool:
 class PageMemory:
     """One rank's device memory: per group and layer an array of shape (pages, bytes of one page).
 
-    interleaved: all layers of a page lie side by side, so that a region's stride exceeds its page bytes.
+    interleaved: all layers of a page lie side by side, so that a region's stride exceeds its page bytes. overlaid: the
+    groups lie over each other, page by page (of equal counts), as in an engine with one pool of pages.
     Lifetime: `pools` points into these arrays; keep the object as long as the mover they are registered with.
     """
 
     def __init__(
-        self, layout: Layout, pages: Sequence[int], *, rank: int = 0, interleaved: bool = False
+        self,
+        layout: Layout,
+        pages: Sequence[int],
+        *,
+        rank: int = 0,
+        interleaved: bool = False,
+        overlaid: bool = False,
     ) -> None:
         self.rank = rank
-        self.arrays: tuple[tuple[NDArray[np.uint8], ...], ...] = tuple(
+        if overlaid:
+            whole = np.zeros((pages[0], max(g.block_bytes for g in layout.groups)), np.uint8)
+            self.arrays: tuple[tuple[NDArray[np.uint8], ...], ...] = tuple(
+                _cut(whole, _split(g.block_bytes, len(g.layers) or 1)) for g in layout.groups
+            )
+            return
+        self.arrays = tuple(
             _layer_arrays(count, _split(group.block_bytes, len(group.layers) or 1), interleaved)
             for group, count in zip(layout.groups, pages, strict=True)
         )
@@ -176,6 +193,10 @@ def _split(block_bytes: int, layers: int) -> list[int]:
 def _layer_arrays(pages: int, sizes: list[int], interleaved: bool) -> tuple[NDArray[np.uint8], ...]:
     if not interleaved:
         return tuple(np.zeros((pages, size), np.uint8) for size in sizes)
-    whole = np.zeros((pages, sum(sizes)), np.uint8)
+    return _cut(np.zeros((pages, sum(sizes)), np.uint8), sizes)
+
+
+def _cut(whole: NDArray[np.uint8], sizes: list[int]) -> tuple[NDArray[np.uint8], ...]:
+    """The pages of each layer, side by side."""
     ends = np.cumsum(sizes).tolist()
     return tuple(whole[:, end - size : end] for size, end in zip(sizes, ends, strict=True))

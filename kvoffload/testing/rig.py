@@ -76,6 +76,7 @@ class Sizes:
     transit: int = 1
     disk: int = 0
     pages: int = 256
+    overlaid: bool = False
 
 
 @dataclass(slots=True)
@@ -104,7 +105,10 @@ class Rig:
         slab_bytes = SLOTS_PER_SLAB * max(g.slot_bytes for g in self.layout.groups)
         slabs = Slabs(slab_bytes, self.sizes.host, self.sizes.transit, self.sizes.disk)
         counts = [self.sizes.pages] * len(self.layout.groups)
-        self.memory = [PageMemory(self.layout, counts, rank=rank) for rank in range(self.ranks)]
+        self.memory = [
+            PageMemory(self.layout, counts, rank=rank, overlaid=self.sizes.overlaid)
+            for rank in range(self.ranks)
+        ]
         self.movers = []
         for rank, memory in enumerate(self.memory):
             tier: Tier | None = None
@@ -234,7 +238,8 @@ class Rig:
         self.planner.check_integrity()
         assert self.planner.idle, self.planner.describe()
         assert self.planner.pinned() == 0
-        least = min(self.layout.slots_per_slab(self.movers[0].arena.slab_bytes))
+        slots = self.layout.slots_per_slab(self.movers[0].arena.slab_bytes)
+        least = min(n for n, g in zip(slots, self.layout.groups, strict=True) if not g.transient)
         tiers = self.planner._tiers
         assert tiers is None or tiers.index.transit_free() == self.sizes.transit * least
 

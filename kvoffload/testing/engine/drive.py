@@ -20,12 +20,17 @@ PAUSE_S = 0.0002
 
 
 def engine_over(
-    rig: Rig, *, limits: Limits | None = None, cost: StepCost | None = None, cached: bool = True
+    rig: Rig,
+    *,
+    limits: Limits | None = None,
+    cost: StepCost | None = None,
+    cached: bool = True,
+    shared: bool = False,
 ) -> Engine:
     """An engine whose pages are the rig's memory and whose connector drives its planner and movers. The rig closes."""
     pages = [rig.sizes.pages] * len(rig.layout.groups)
-    device = Device(rig.layout, pages, rig.memory, cached=cached)
-    workers = [MoverConnector(mover) for mover in rig.movers]
+    device = Device(rig.layout, pages, rig.memory, cached=cached, shared=shared)
+    workers = [MoverConnector(mover, PATIENCE_S if device.windows else 0.0) for mover in rig.movers]
     scheduler = PlannerConnector(rig.planner)
     return Engine(device, scheduler, workers, limits=limits, cost=cost, clock=rig.clock)
 

@@ -141,6 +141,8 @@ class Engine:
             self._forward(seq, count)
         for worker in self.workers:
             worker.after_forward(metadata)
+        for seq, _ in chunks:
+            self.device.slide(seq)
         news = self._listen()
         ended = [seq for seq, _ in chunks if self._sample(seq)]
         self.worked = bool(chunks) or news
@@ -227,12 +229,13 @@ class Engine:
             hit = self.scheduler.match(seq, computed)
             if hit.wait:
                 continue
-            if not self.device.admit(seq, pages):
+            if not self.device.admit(seq, pages, computed + hit.tokens):
                 break
             self.waiting.remove(seq)
             seq.computed = seq.hbm = computed
             seq.expected, seq.expected_disk = hit.tokens, hit.disk
-            self.device.attend(seq, 0, computed, "hbm")
+            if not (self.device.windows and hit.tokens):
+                self.device.attend(seq, 0, computed, "hbm")
             self.scheduler.allocated(seq, seq.table, computed, hit.tokens)
             if hit.tokens:
                 seq.state = State.LOADING
@@ -289,7 +292,13 @@ class Engine:
 
     def _loaded(self, item: Loaded) -> None:
         seq = self.loading.pop(item.request)
-        self.totals.failed_loads += item.boundary < seq.computed + seq.expected
+        if item.boundary < seq.computed + seq.expected:
+            self.totals.failed_loads += 1
+            if self.device.windows:  # the windows before an earlier boundary have no pages: start anew
+                self._return(seq, PREEMPT)
+                seq.rewind()
+                self.waiting.insert(0, seq)
+                return
         self.device.attend(seq, seq.computed, item.boundary, "load")
         self.device.publish(seq, seq.computed, item.boundary)
         seq.loaded = item.boundary - seq.computed
