@@ -36,8 +36,8 @@ _RETENTION = re.compile(r"boundaries|dense|every [1-9]\d*")
 class Config:
     """What a user may set. Sizes are bytes, totals per engine instance.
 
-    host_bytes: memory of the host tier, transit included; None = auto, see `resolve`. 0 turns it off. Auto, since
-        the right size is a share of the machine and not a number.
+    host_bytes: memory of the host tier, transit included; None = auto, see `resolve`; 0 only where tiers are sized
+        in slots. Auto, since the right size is a share of the machine and not a number.
     disk_path: folder of the disk tier, None = no disk tier: nothing is written to a disk unasked.
     disk_bytes: size of the disk tier; it has no default beyond 0, since it is preallocated.
     model_id: whose blocks these are; connectors fill it from the engine. Needed with a disk, which outlives the
