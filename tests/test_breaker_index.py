@@ -52,16 +52,23 @@ def test_a_load_ends_at_one_position_in_all_groups() -> None:
 
 
 def test_transit_is_shared_evenly_by_the_groups() -> None:
-    """Four transit slots for two groups with nothing to spare in host: two slots each."""
-    index = Index([(0, 1, 0), (0, 1, 0)], 16, [8, 8], 2, 2, 4)
-    keys = Keys.of(ids(8)).keys
-    store(index, keys, 2)
-    other = Keys.of(ids(8, 100)).keys
-    store(index, other, 2, write=False)
-    copies, ends = load(index, keys, 2, 4)
-    assert ends == [8, 8]
-    assert (copies["flags"] == CopyFlag.READ | CopyFlag.TRANSIT).all()
-    assert [len(np.unique(copies["host"][copies["group"] == g])) for g in (0, 1)] == [2, 2]
+    """Two slots for two groups and nothing to spare in host: the one whose blocks come first leaves one slot over."""
+    index = Index([(0, 1, 0), (0, 4, 0)], 16, [8, 8], 2, 2, 4)
+
+    def spans(keys: NDArray[np.uint8]) -> tuple[list[int], list[int], Pages]:
+        return [0, 0], [8, 2], [np.arange(8, dtype=np.int32), np.arange(2, dtype=np.int32)]
+
+    first, second = Keys.of(ids(8)).keys, Keys.of(ids(8, 100)).keys
+    for keys in (first, second):
+        copies = index.offer(index.open_segment(0.0), keys, *spans(keys))[0]
+        index.complete_store(copies, None)
+        while keys is first and len(job := index.next_writes(64)):
+            index.complete_write(job, None)
+    copies, ends = index.begin_load(index.open_segment(0.0), first, *spans(first), 2)
+    assert list(ends) == [8, 2]
+    mine = copies[(copies["flags"] & CopyFlag.TRANSIT) != 0]
+    assert len(np.unique(mine["host"][mine["group"] == 0])) == 1
+    index.check_integrity()
 
 
 def test_a_load_never_costs_a_block_that_waits_for_its_write() -> None:
