@@ -13,6 +13,7 @@ from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import CopyFlag, JobKind
 from kvoffload.requests import RequestInfo
 from kvoffload.retention import Bounds, Retention, last_boundary
+from kvoffload.testing.faults import Gated, Op
 from kvoffload.testing.rig import Keys, Rig, Sizes
 
 FULL, SLIDING, STATE = GroupKind
@@ -269,3 +270,28 @@ def test_a_load_that_stopped_short_leaves_the_last_restorable_boundary(seed: int
 
     want = next(b for b in range(boundary, start - 1, -step) if b == start or there(b))
     assert last_boundary(table, (start, boundary), begins, good) == want
+
+
+def test_a_load_that_is_short_of_one_groups_slots_waits_for_them(tmp_path: Path) -> None:
+    """Host full of another load's blocks, and the only transit slab goes to one of two groups: the load is no miss, it
+    goes on when the other one has ended."""
+    gate = Gated(ops=[Op.READ], is_open=True)
+    table = Layout(16, (group(0, FULL, 16), group(1, FULL, 16)))
+    sizes = Sizes(host=2, transit=1, disk=8)
+    with Rig(sizes, layout=table, path=tmp_path, tier_faults=[gate]) as rig:
+        chains = [Keys.of(range(n, n + 8)) for n in (0, 100)]
+        for chain in chains:
+            rig.store(chain)
+        rig.planner.reset(["host"])
+        rig.wipe()
+        gate.hold()
+        for number, chain in enumerate(chains):
+            info = rig.info()
+            assert rig.planner.match(info, chain).boundary == 128
+            assert rig.planner.load(info, chain, 128, rig.pages(chain, 50 * number)).id
+            for _ in range(5):
+                assert rig.local.step() == []
+        gate.release()
+        assert [f.boundary for f in rig.local.drain()] == [128, 128]
+        for number, chain in enumerate(chains):
+            assert rig.mismatches(chain, rig.pages(chain, 50 * number), 0, 8) == 0
