@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,7 @@ from kvoffload.cli import app
 from kvoffload.errors import ConfigError
 from kvoffload.messages import COPY_DTYPE, CopyFlag, Job, JobKind
 from kvoffload.replay.cost import Channels, CostModel
-from kvoffload.replay.session_run import RUNS, SessionOptions, run_sessions
+from kvoffload.replay.session_run import LRU_RUN, RUNS, SessionOptions, run_sessions
 from kvoffload.replay.sessions import Schedule, _primers
 from kvoffload.replay.trees import KeyMaker, trees_of
 from kvoffload.traces.load import open_trace
@@ -213,3 +214,21 @@ def test_command(trace):
     for wrong in (["--lanes", "2"], ["--check"], ["--cost", "speed=1"], ["--device-blocks", "3"]):
         done = CliRunner().invoke(app, [*base, *wrong])
         assert done.exit_code == 2, done.output
+
+
+def test_a_policy_that_learns_is_played_beside_lru() -> None:
+    """With host_policy rri the same tiers are played under LRU too, and the policy's run differs from it."""
+    trace = open_trace("synth:sessions=4,seed=3,max_context=20k")
+    options = SessionOptions(
+        Schedule(4, 0.0), True, device_blocks=700, host_blocks=500, disk_blocks=20_000, controls=False
+    )
+    learning = replace(options, policies=("rri", "lru"))
+
+    report = run_sessions(trace, learning)
+    alone = run_sessions(trace, options)
+
+    assert learning.runs == ("offload", LRU_RUN)
+    assert [run.name for run in report.runs] == list(learning.runs)
+    ours, lru = report.runs
+    assert lru.written == alone.runs[0].written
+    assert ours.written.stored["host"] != lru.written.stored["host"]

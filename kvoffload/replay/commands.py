@@ -275,6 +275,7 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
                 disk_path,
                 CostModel.parse(cost),
                 controls,
+                (host_policy, disk_policy),
             )
             raise typer.Exit(_sessions(opened, session_options, plot_into, as_json=as_json))
         if model:

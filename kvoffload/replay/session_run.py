@@ -17,7 +17,7 @@ from kvoffload.replay.cost import Channels, CostModel
 from kvoffload.replay.report import percentile
 from kvoffload.replay.session_report import Figures, SessionReport, SessionSetup, Written, figures
 from kvoffload.replay.sessions import Measured, Schedule, SessionReplay
-from kvoffload.replay.tiers import Capacity, counting_parts, moving_parts, replay_layout
+from kvoffload.replay.tiers import LRU, Capacity, Policies, counting_parts, moving_parts, replay_layout
 from kvoffload.replay.timed import TimedMover
 from kvoffload.replay.trees import KeyMaker, Tree, trees_of
 from kvoffload.replay.working_set import BlockLog
@@ -29,6 +29,9 @@ from kvoffload.traces.record import Trace
 from kvoffload.worker_side import MoverConnector
 
 RUNS = ("offload", "no offload", "infinite", "rewrite all")
+LRU_RUN = "offload lru"
+"""Where a policy learns: the same tiers under LRU, beside it."""
+
 COUNTS = (
     *("dedup", "in_flight_dedup", "loaded_host", "loaded_disk", "used"),
     *("declined", "vanished", "refused", "overdue"),
@@ -42,7 +45,7 @@ FREE = 1e18
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
     """What a session replay was asked. Blocks; device 0 = as many as the longest request of every lane, host None = no
-    limit. controls: whether to run them."""
+    limit. controls: whether to run them. policies: of host and disk, in the first run."""
 
     schedule: Schedule
     index_only: bool = False
@@ -53,6 +56,13 @@ class SessionOptions:
     disk_path: Path | None = None
     cost: CostModel = field(default_factory=CostModel)
     controls: bool = True
+    policies: tuple[str, str] = ("lru", "lru")
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Names of the runs asked for, the replay itself first."""
+        learns = self.policies != ("lru", "lru")
+        return (RUNS[0], *((LRU_RUN,) if learns else ()), *(RUNS[1:] if self.controls else ()))
 
 
 @dataclass(slots=True, eq=False)
@@ -99,13 +109,20 @@ class SessionRuns:
                 world = self._world(Capacity(self._all, 0), free, stack)
             else:
                 host = options.host_blocks or self._all
-                real = name == "offload" and not options.index_only
-                world = self._world(Capacity(host, options.disk_blocks), cost, stack, real=real)
+                real = name == RUNS[0] and not options.index_only
+                policies = Policies(*options.policies) if name == RUNS[0] else LRU
+                world = self._world(Capacity(host, options.disk_blocks), cost, stack, policies, real=real)
             stack.callback(world.engine.close)
             return self._measure(name, world)
 
     def _world(
-        self, capacity: Capacity | None, cost: CostModel, stack: ExitStack, *, real: bool = False
+        self,
+        capacity: Capacity | None,
+        cost: CostModel,
+        stack: ExitStack,
+        policies: Policies = LRU,
+        *,
+        real: bool = False,
     ) -> World:
         options, clock = self._options, Clock()
         layout = replay_layout(self._trace.block_tokens, options.block_bytes)
@@ -119,10 +136,12 @@ class SessionRuns:
                 path = options.disk_path
                 if path is None and capacity.disk:
                     path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvoffload-replay-")))
-                planner, inner = moving_parts(layout, capacity, memories[0], path, self._trace.namespace)
+                planner, inner = moving_parts(
+                    layout, capacity, memories[0], path, self._trace.namespace, policies
+                )
                 mover = TimedMover(inner, channels, clock)
             else:
-                planner, counted = counting_parts(layout, capacity)
+                planner, counted = counting_parts(layout, capacity, policies)
                 mover = TimedMover(counted, channels, clock)
             scheduler = PlannerConnector(planner)
             workers.append(MoverConnector(mover))
@@ -202,8 +221,7 @@ def run_sessions(
         disk_blocks=options.disk_blocks,
         cost=options.cost.to_dict(),
     )
-    names = RUNS if options.controls else RUNS[:1]
-    return SessionReport(setup, tuple(runs.play(name) for name in names))
+    return SessionReport(setup, tuple(runs.play(name) for name in options.runs))
 
 
 def _pages(trees: list[Tree], size: int, options: SessionOptions) -> int:

@@ -10,7 +10,13 @@ from rich.table import Table
 from kvoffload.replay.session_report import PERCENTS, Figures, SessionReport
 from kvoffload.replay.show import as_bytes, as_percent
 
-SHORT = {"offload": "offload", "no offload": "none", "infinite": "infinite", "rewrite all": "rewrite"}
+SHORT = {
+    "offload": "offload",
+    "offload lru": "lru",
+    "no offload": "none",
+    "infinite": "infinite",
+    "rewrite all": "rewrite",
+}
 
 
 def session_table(report: SessionReport) -> Group:
