@@ -41,6 +41,8 @@ def prepare(folder: Path) -> None:
 
     Raises ConfigError where matplotlib is missing, OSError where the folder cannot be made.
     """
+    if folder.exists():
+        folder.mkdir(exist_ok=True)  # raises for a file
     need_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
 
