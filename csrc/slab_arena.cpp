@@ -67,7 +67,6 @@ void SlabArena::own(std::uint32_t slab_index, std::uint32_t group) {
         s.entries.shrink_to_fit();
     }
     s.owner = static_cast<std::int32_t>(group);
-    s.last_use = 0;
     free_[group] += slots;
     open_[group].set(slab_index);
     unowned_.clear(slab_index);
@@ -147,6 +146,7 @@ void SlabArena::release(std::int32_t slot) {
     --used_[group];
     ++free_[group];
     if (--s.used != 0) return;
+    s.last_use = 0;
     if (idle(i)) {
         disown(i);
     } else {

@@ -42,7 +42,7 @@ class SlabArena {
         std::int32_t owner = -1;     // group, -1 = unowned
         std::uint32_t slots = 0;     // of the owner, in this slab
         std::uint32_t used = 0;      // slots in use
-        std::uint64_t last_use = 0;  // order number of the last touch of a block in it
+        std::uint64_t last_use = 0;  // order number of the last touch of a block in it; 0 when empty
         FreeBits free;
         std::vector<std::uint32_t> entries;  // by slot index; meaningful where the slot is in use
     };
