@@ -164,7 +164,7 @@ class Loads:
         )
         if reached == load.ends:
             load.rest = None
-        elif len(copies) or not room or self._all_there(load):
+        elif len(copies) or ((not room or self._all_there(load)) and self._slots_may_come()):
             load.rest = list(reached)
             self._short.append(load)
         else:
@@ -173,10 +173,25 @@ class Loads:
             load.blocks += len(copies)
             load.running += 1
             part = Part(load, copies)
-            if np.count_nonzero(copies["flags"] & _WAIT):
-                self._held.append(part)
-            else:
+            if self._hold_back(part):
                 self._start(part)
+
+    def _hold_back(self, part: Part) -> bool:
+        """Keep what still waits as a part of its own, so that it never waits for slots that the others of its load
+        hold; False when nothing else is left to go on with."""
+        waits = (part.copies["flags"] & _WAIT) != 0
+        if not np.count_nonzero(waits):
+            return True
+        rest, part.copies = Part(part.load, part.copies[waits]), part.copies[~waits]
+        self._held.append(rest)
+        if not len(part.copies):
+            return False
+        part.load.running += 1
+        return True
+
+    def _slots_may_come(self) -> bool:
+        """Whether anything is under way that can give slots back: else waiting for them would have no end."""
+        return bool(len(self._inflight) or self._held)
 
     @staticmethod
     def _all_there(load: Load) -> bool:
@@ -217,11 +232,11 @@ class Loads:
                 part.load.expired = True
                 self._settle(part, np.full(len(part.copies), Status.NOT_DONE, np.uint8))
                 finished += self._maybe_end(part.load)
-            elif self._index.ready(part.copies):
-                self._release(part)
-                finished += self._maybe_end(part.load)
             else:
-                self._held.append(part)
+                self._index.ready(part.copies)
+                if self._hold_back(part):
+                    self._release(part)
+                    finished += self._maybe_end(part.load)
         return finished
 
     def _release(self, part: Part) -> None:
