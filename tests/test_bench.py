@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from kvoffload.bench import copy, disk, hash, index, planner, start
+from kvoffload.bench import disk, hash, index, planner, start
 from kvoffload.bench.rows import (
     MILLISECONDS,
     Limit,
@@ -245,21 +245,6 @@ def test_the_world_stores_and_loads_what_it_says():
     assert totals["evicted_host"] == 2000 - 1024
     assert world.planner.pinned() == 0
     world.planner.check_integrity()
-
-
-def test_copy_rows():
-    """Gather and scatter for each fragment size and number of threads, beside small and large memcpy."""
-    rows = sound(list(copy.bench_copy(fragments=(4096,), threads=(1, 2), nbytes=1 << 20, rounds=1)))
-
-    assert [shape(r) for r in rows] == [
-        (f"{way} of 4 KiB, {threads}", "GB/s", limit, target)
-        for threads, large, least in (
-            ("1 thread", "one large memcpy", 0.65),
-            ("2 threads", "2 large memcpy", 0.75),
-        )
-        for way in ("gather", "scatter")
-        for limit, target in (("memcpy in order", ">= 0.9x"), (large, f">= {least}x"))
-    ]
 
 
 def test_disk_rows(tmp_path, monkeypatch):

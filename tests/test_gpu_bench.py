@@ -6,7 +6,6 @@ import json
 
 from kvoffload import native
 from kvoffload.bench import gpu_copy
-from kvoffload.bench.gpu_copy import CopyRow
 from kvoffload.copying.modes import CopyMode
 
 
@@ -20,14 +19,15 @@ def test_every_mode_and_direction_has_a_row():
     directions = ("to host", "to device", "both")
     expected = {(1 << 10, d, m.name.lower()) for d in directions for m in CopyMode}
     expected |= {(64 << 10, d, m.name.lower()) for d in directions for m in CopyMode}
-    expected |= {(64 << 10, f"{d} merged", "dma") for d in directions}
-    assert {(r.fragment, r.direction, r.mode) for r in rows} == expected
-    assert len(rows) == len(expected)
-    assert all(r.rate > 0 and r.large_rate > 0 for r in rows)
+    cases = [(r.case.fragment, r.case.direction, r.case.mode) for r in rows if not r.case.merged]
+    merged = [(r.case.fragment, r.case.direction, r.case.mode) for r in rows if r.case.merged]
+    assert sorted(cases) == sorted(expected)
+    assert sorted(merged) == sorted((64 << 10, d, "dma") for d in directions)
+    assert all(r.figure.low > 0 and r.limit.low > 0 and r.cpu.low >= 0 for r in rows)
 
 
 def test_only_staged_copies_of_4_kib_and_more_are_judged():
-    """Targets stand where they were promised, and a row that misses its target says so."""
+    """Targets stand where they were promised and nowhere else."""
     rows = list(
         gpu_copy.bench_device_copy(
             native.simulation(),
@@ -37,17 +37,14 @@ def test_only_staged_copies_of_4_kib_and_more_are_judged():
             rounds=1,
         )
     )
-    assert {(r.fragment, r.direction): r.target for r in rows} == {
-        (1 << 10, "to host"): 0.0,
-        (1 << 10, "to device"): 0.0,
-        (1 << 10, "both"): 0.0,
-        (4 << 10, "to host"): 0.95,
-        (4 << 10, "to device"): 0.95,
-        (4 << 10, "both"): 0.9,
+    assert {(r.case.fragment, r.case.direction): str(r.target or "") for r in rows} == {
+        (1 << 10, "to host"): "",
+        (1 << 10, "to device"): "",
+        (1 << 10, "both"): "",
+        (4 << 10, "to host"): ">= 0.95x",
+        (4 << 10, "to device"): ">= 0.95x",
+        (4 << 10, "both"): ">= 0.9x",
     }
-    text = gpu_copy.table([CopyRow(4096, "both", "staged", 89.0, 100.0, 1e-6, 0.9)])
-    assert "0.890" in text
-    assert "0.9 MISSED" in text
 
 
 def test_command(tmp_path, capsys):
@@ -55,7 +52,7 @@ def test_command(tmp_path, capsys):
     path = tmp_path / "rows.json"
     arguments = ["--fragments", "65536", "--bytes", "1048576", "--rounds", "1", "--json", str(path)]
     assert gpu_copy.main([*arguments, "--simulate"]) == 0
-    assert "64 KiB" in capsys.readouterr().out
+    assert "64KiB both" in capsys.readouterr().out
     assert {row["mode"] for row in json.loads(path.read_text())} == {"staged", "dma", "kernel"}
 
 

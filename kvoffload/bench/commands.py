@@ -14,7 +14,9 @@ import typer
 
 from kvoffload.arena import available_host_bytes
 from kvoffload.bench.copy import bench_copy
+from kvoffload.bench.copy_cases import FRAGMENTS, FULL_FRAGMENTS, plot
 from kvoffload.bench.disk import bench_disk
+from kvoffload.bench.gpu_copy import bench_device_copy
 from kvoffload.bench.hash import bench_hash
 from kvoffload.bench.index import SMALL, bench_match, bench_match_groups
 from kvoffload.bench.planner import bench_planner
@@ -25,6 +27,8 @@ from kvoffload.bench.start import bench_start
 from kvoffload.bench.timing import ROUNDS
 from kvoffload.console import Json, bar, show
 from kvoffload.errors import ConfigError
+from kvoffload.native import device_module
+from kvoffload.replay.plots import prepare
 from kvoffload.units import format_size
 
 app = typer.Typer(
@@ -64,11 +68,32 @@ def hash_(as_json: Json = False, quick: Quick = False) -> None:
 
 
 @app.command()
-def copy(as_json: Json = False, quick: Quick = False) -> None:
-    """Gathering pages into slots on the CPU and back, beside memcpy."""
+def copy(
+    as_json: Json = False,
+    quick: Quick = False,
+    full: Annotated[bool, typer.Option("--full", help="Every power of two from 1 KiB to 16 MiB.")] = False,
+    plot_into: Annotated[
+        Path | None, typer.Option("--plot", metavar="DIR", help="Draw the rates into DIR as PNG.")
+    ] = None,
+) -> None:
+    """Fragments of pages into slots and back, on the device or else on the CPU, beside one large copy."""
     rounds, moved = (QUICK_ROUNDS, QUICK_MOVED) if quick else (ROUNDS, MOVED)
     _need_memory(3 * moved)
-    _report("copy", bench_copy(nbytes=moved, rounds=rounds), rounds, as_json)
+    if plot_into is not None:
+        prepare(plot_into)
+    sizes = FULL_FRAGMENTS if full else FRAGMENTS
+    found = device_module()
+    if found.module is not None:
+        where = found.module.device_info(0)[0]
+        rows = bench_device_copy(found.module, fragments=sizes, nbytes=moved, rounds=rounds)
+    else:
+        where = f"the CPU, by _C: no device can be used ({found.reason})"
+        threads = {"threads": (2,)} if quick else {}
+        rows = bench_copy(sizes, nbytes=moved, rounds=rounds, **threads)
+    measured = _report("copy", rows, rounds, as_json, where=where)
+    if plot_into is not None:
+        place = where if found.module is not None else "the CPU"
+        typer.echo(f"drawn: {plot(measured, plot_into, f'bench copy on {place}')}", err=as_json)
 
 
 @app.command()
@@ -133,7 +158,8 @@ def _need_memory(nbytes: int) -> None:
         )
 
 
-def _report(name: str, rows: Iterator[Row], rounds: int, as_json: bool) -> None:
+def _report(name: str, rows: Iterator[Row], rounds: int, as_json: bool, where: str = "") -> list[Row]:
+    """Measure and print. where: what was measured, if it is not always the same."""
     found: list[Row] = []
     with bar(f"bench {name}", None) as advance:
         for row in rows:
@@ -141,6 +167,11 @@ def _report(name: str, rows: Iterator[Row], rounds: int, as_json: bool) -> None:
             advance(1)
     if as_json:
         body = {"bench": name, "rounds": rounds, "rows": [row.to_dict() for row in found]}
+        if where:
+            body["where"] = where
         typer.echo(json.dumps({**body, "missed": [row.name for row in found if row.met is False]}))
     else:
         show(table(f"bench {name}", found, rounds))
+        if where:
+            show(f"measured on {where}")
+    return found

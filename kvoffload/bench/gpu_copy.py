@@ -1,19 +1,17 @@
 """Copies between device pages and host slots, beside one large copy of the same bytes in the same run.
 
 Blocks are of many layers, each a region, and page ids are permuted: no two fragments continue each other on both sides.
-Rows named "merged" have one region and pages in order. Run as `python -m kvoffload.bench.gpu_copy`.
+Rows named "merged" have one region and pages in order. `kvoffload bench copy` runs this where there is a device;
+scripts that want an exit status run `python -m kvoffload.bench.gpu_copy`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,43 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvoffload.arena import HostArena
+from kvoffload.bench.copy_cases import DIRECTIONS, FRAGMENTS, permuted, plot, regions_of, rows_of
+from kvoffload.bench.rows import CopyCase, Limit, Row, ratio_at_least
+from kvoffload.bench.show import table
+from kvoffload.console import show
 from kvoffload.copying.base import Direction
 from kvoffload.copying.modes import CopyMode
+from kvoffload.errors import ConfigError
 from kvoffload.layout import SLOT_ALIGN, CacheGroup, GroupKind, Layout
 from kvoffload.messages import COPY_DTYPE, Copies, Status
 from kvoffload.native import DeviceModule, device_module, simulation
+from kvoffload.replay.plots import prepare
+from kvoffload.units import format_size
 
-FRAGMENTS = (1 << 10, 4 << 10, 16 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
-BLOCK_BYTES = 4 << 20
-MOST_REGIONS = 64
 LARGE = {"to host": 0.95, "to device": 0.95, "both": 0.9}
 """Least part of one large copy (or of two at once) that fragments of at least 4 KiB must reach."""
 
-DIRECTIONS = {"to host": (0,), "to device": (1,), "both": (0, 1)}
+HALVES = dict(zip(DIRECTIONS, ((0,), (1,), (0, 1)), strict=True))
 PATIENCE = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class CopyRow:
-    """rate, large_rate: bytes/s, medians. cpu: seconds of this process per fragment. target 0 = shown only."""
-
-    fragment: int
-    direction: str
-    mode: str
-    rate: float
-    large_rate: float
-    cpu: float
-    target: float
-
-    @property
-    def ratio(self) -> float:
-        """How much of one large copy is reached."""
-        return self.rate / self.large_rate
-
-    @property
-    def reached(self) -> bool:
-        """True where the target is met."""
-        return self.ratio >= self.target
 
 
 class Stage:
@@ -71,7 +50,7 @@ class Stage:
         self.device = device
         self.fragment = fragment
         self.merged = merged
-        self.regions = 1 if merged else max(1, min(MOST_REGIONS, BLOCK_BYTES // fragment))
+        self.regions = 1 if merged else regions_of(fragment)
         block = fragment * self.regions
         self.blocks = max(nbytes // block, 1)
         self.nbytes = self.blocks * block
@@ -80,7 +59,14 @@ class Stage:
         slab = max(32 << 20, self.slot_bytes) // self.slot_bytes * self.slot_bytes
         self.per_slab = slab // self.slot_bytes
         self.arena = HostArena(slab, -(-2 * self.blocks // self.per_slab), layout)
-        self.pages = module.memory_allocate(2 * self.nbytes)
+        try:
+            self.pages = module.memory_allocate(2 * self.nbytes)
+        except RuntimeError as error:
+            self.arena.close()
+            raise ConfigError(
+                f"{format_size(2 * self.nbytes)} of device memory are needed ({error}): move fewer bytes, or end"
+                " what holds the device"
+            ) from None
         self.locked = module.host_register(self.arena.base, self.arena.nbytes, device)
         self.streams = module.stream_create(), module.stream_create()
         self.event = module.event_create()
@@ -98,9 +84,7 @@ class Stage:
     def copies(self, half: int) -> Copies:
         """Blocks of one half, to slots in order."""
         copies: NDArray[np.void] = np.zeros(self.blocks, COPY_DTYPE)
-        order = list(range(self.blocks))
-        if not self.merged:
-            random.Random(half).shuffle(order)
+        order = list(range(self.blocks)) if self.merged else permuted(self.blocks, half)
         slots = np.arange(self.blocks) + half * self.blocks
         copies["page"] = np.array(order) + half * self.blocks
         copies["host"] = slots // self.per_slab << 16 | slots % self.per_slab
@@ -168,7 +152,7 @@ def bench_device_copy(
     modes: Sequence[CopyMode] = tuple(CopyMode),
     nbytes: int = 256 << 20,
     rounds: int = 5,
-) -> Iterator[CopyRow]:
+) -> Iterator[Row]:
     """Rows for each fragment size, mode and direction, and for pages in order."""
     for fragment in fragments:
         plans = [(False, modes)]
@@ -183,75 +167,21 @@ def bench_device_copy(
                 stage.close()
 
 
-def _rows(stage: Stage, mode: CopyMode, rounds: int) -> Iterator[CopyRow]:
+def _rows(stage: Stage, mode: CopyMode, rounds: int) -> Iterator[Row]:
     copier = stage.copier(mode)
     jobs = [stage.copies(half) for half in (0, 1)]
-    for name, directions in DIRECTIONS.items():
-        ours, large, cpu = _medians(
-            partial(copier.seconds, directions, jobs), partial(stage.large, directions), rounds
-        )
-        moved = len(directions) * stage.nbytes
+    for direction, halves in HALVES.items():
         judged = stage.fragment >= 4096 and mode is CopyMode.STAGED
-        yield CopyRow(
-            stage.fragment,
-            name + (" merged" if stage.merged else ""),
-            mode.name.lower(),
-            moved / ours,
-            moved / large,
-            cpu / (moved // stage.fragment),
-            LARGE[name] if judged else 0.0,
+        beside = "large copies" if direction == "both" else "large copy"
+        target = ratio_at_least(LARGE[direction]) if judged else None
+        yield from rows_of(
+            CopyCase(stage.fragment, direction, mode.name.lower(), stage.merged),
+            len(halves) * stage.nbytes,
+            partial(copier.seconds, halves, jobs),
+            [Limit(beside, partial(stage.large, halves), target)],
+            rounds,
         )
     copier.native.close()
-
-
-def _medians(
-    ours: Callable[[], float], large: Callable[[], float], rounds: int
-) -> tuple[float, float, float]:
-    """Seconds of both, taken in turn, and CPU seconds of ours."""
-    ours()
-    large()
-    taken: list[tuple[float, float, float]] = []
-    for _ in range(rounds):
-        before = time.process_time()
-        mine = ours()
-        cpu = time.process_time() - before
-        taken.append((mine, large(), cpu))
-    columns = list(zip(*taken, strict=True))
-    return statistics.median(columns[0]), statistics.median(columns[1]), statistics.median(columns[2])
-
-
-def table(rows: Sequence[CopyRow]) -> str:
-    """The rows as text."""
-    lines = [
-        f"{'fragment':>9} {'direction':<18} {'mode':<7} {'GB/s':>7} {'large':>7} {'ratio':>6} {'CPU/frag':>9}  target"
-    ]
-    for row in rows:
-        size = f"{row.fragment >> 10} KiB" if row.fragment < 1 << 20 else f"{row.fragment >> 20} MiB"
-        verdict = "" if not row.target else f"{row.target} {'reached' if row.reached else 'MISSED'}"
-        lines.append(
-            f"{size:>9} {row.direction:<18} {row.mode:<7} {row.rate / 1e9:>7.2f} {row.large_rate / 1e9:>7.2f}"
-            f" {row.ratio:>6.3f} {row.cpu * 1e6:>6.2f} us  {verdict}"
-        )
-    return "\n".join(lines)
-
-
-def plot(rows: Sequence[CopyRow], path: Path) -> None:
-    """Rate over fragment size, a line per mode, a panel per direction. REQUIRES: matplotlib."""
-    from matplotlib.figure import Figure
-
-    directions = sorted({r.direction for r in rows if "merged" not in r.direction})
-    figure = Figure(figsize=(4 * len(directions), 3.2), layout="constrained")
-    for axis, direction in zip(
-        figure.subplots(1, len(directions), squeeze=False)[0], directions, strict=True
-    ):
-        mine = [r for r in rows if r.direction == direction]
-        for mode in sorted({r.mode for r in mine}):
-            line = [(r.fragment, r.rate / 1e9) for r in mine if r.mode == mode]
-            axis.plot(*zip(*line, strict=True), marker="o", label=mode)
-        axis.axhline(max(r.large_rate for r in mine) / 1e9, linestyle="--", label="one large copy")
-        axis.set(xscale="log", title=direction, xlabel="fragment, bytes", ylabel="GB/s")
-        axis.legend(fontsize="small")
-    figure.savefig(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -263,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--plot", type=Path, help="file for a picture (needs matplotlib)")
+    parser.add_argument("--plot", type=Path, help="folder for a picture (needs matplotlib)")
     parser.add_argument(
         "--simulate", action="store_true", help="on the simulated runtime: shows nothing but that it runs"
     )
@@ -273,13 +203,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if module is None:
         sys.stdout.write(f"no device ({found.reason}); `kvoffload bench copy` measures CPU copies\n")
         return 0
-    rows = list(bench_device_copy(module, fragments=given.fragments, nbytes=given.bytes, rounds=given.rounds))
-    sys.stdout.write(f"{module.device_info(0)[0]}\n{table(rows)}\n")
-    if given.json:
-        given.json.write_text(json.dumps([{**asdict(r), "ratio": r.ratio} for r in rows], indent=1))
+    name = module.device_info(0)[0]
     if given.plot:
-        plot(rows, given.plot)
-    return int(not given.simulate and not all(r.reached for r in rows))
+        prepare(given.plot)
+    rows = list(bench_device_copy(module, fragments=given.fragments, nbytes=given.bytes, rounds=given.rounds))
+    show(table(f"copies of {name}", rows, given.rounds))
+    if given.json:
+        given.json.write_text(json.dumps([row.to_dict() for row in rows], indent=1))
+    if given.plot:
+        plot(rows, given.plot, name)
+    return int(not given.simulate and any(row.met is False for row in rows))
 
 
 if __name__ == "__main__":

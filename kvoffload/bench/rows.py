@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvoffload.bench.timing import Measure, Timed, interleaved
@@ -68,10 +68,21 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyCase:
+    """What one measurement of copies moves. fragment: bytes. merged: fragments that continue each other."""
+
+    fragment: int
+    direction: str
+    mode: str
+    merged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """name: what is measured. beside: what it is compared with, "" = nothing. limit: None = nothing beside it.
 
     ratio: figure / limit, of the medians; 0 without a limit. met: None where nothing is asked.
+    case, cpu: of copies, what is moved and the microseconds of this process's CPU time per fragment.
     """
 
     name: str
@@ -80,6 +91,8 @@ class Row:
     beside: str = ""
     limit: Measure | None = None
     target: Target | None = None
+    case: CopyCase | None = None
+    cpu: Measure | None = None
 
     @property
     def ratio(self) -> float:
@@ -100,6 +113,8 @@ class Row:
             "ratio": self.ratio if self.limit else None,
             "target": str(self.target) if self.target else None,
             "met": self.met,
+            **(asdict(self.case) if self.case else {}),
+            **({"cpu_us_per_fragment": _plain(self.cpu)} if self.cpu else {}),
         }
 
 

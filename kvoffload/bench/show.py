@@ -14,19 +14,23 @@ LEGEND = (
     "value: median of {rounds} rounds, +-: (highest - lowest) / median. Ours and what stands beside it run in turns"
     " in the same run. ratio: value / beside. 1x is a bound of the ratio."
 )
+CPU_LEGEND = " CPU: microseconds of this process's CPU time per fragment."
 
 
 def table(title: str, rows: Sequence[Row], rounds: int) -> Group:
     """Rows, what the columns mean, and which targets are missed."""
     grid = Table(title=title, width=80, padding=(0, 1, 0, 0), box=None, header_style="")
+    with_cpu = any(row.cpu for row in rows)
     for name, right in (
         ("what", False), ("value", True), ("unit", False), ("+-", True), ("beside", False), ("value", True),
-        ("+-", True), ("ratio", True), ("target", True), ("met", False),
+        ("+-", True), ("ratio", True), ("target", True), ("met", False), *([("CPU", True)] if with_cpu else []),
     ):  # fmt: skip
         grid.add_column(name, justify="right" if right else "left", no_wrap=name not in ("what", "beside"))
     previous = ""
     for row in rows:
-        grid.add_row(*_cells(row, row.name == previous))
+        again = row.name == previous
+        cpu = number(row.cpu.median) if row.cpu and not again else ""
+        grid.add_row(*_cells(row, again), *([cpu] if with_cpu else []))
         previous = row.name
     missed = [
         f"missed: {row.name}{f' beside {row.beside}' if row.beside else ''}: "
@@ -34,7 +38,7 @@ def table(title: str, rows: Sequence[Row], rounds: int) -> Group:
         for row in rows
         if row.met is False
     ]
-    return Group(grid, "", LEGEND.format(rounds=rounds), *missed)
+    return Group(grid, "", LEGEND.format(rounds=rounds) + CPU_LEGEND * with_cpu, *missed)
 
 
 def _cells(row: Row, again: bool) -> list[str]:

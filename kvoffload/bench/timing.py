@@ -58,3 +58,17 @@ def timed(work: Callable[[], object], clock: Callable[[], float] = time.thread_t
         return clock() - begin
 
     return run
+
+
+class Metered:
+    """`thing`, and the CPU seconds that all threads of this process spent in each of its calls."""
+
+    def __init__(self, thing: Timed) -> None:
+        self._thing = thing
+        self.cpu: list[float] = []
+
+    def __call__(self) -> float:
+        begin = time.process_time()
+        seconds = self._thing()
+        self.cpu.append(time.process_time() - begin)
+        return seconds
