@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvoffload.errors import ConfigError
 from kvoffload.layout import CacheGroup, GroupKind, Layout
-from kvoffload.testing.pool import PageMemory, PagePool, key_list
+from kvoffload.testing.pool import PageMemory, PagePool, ScratchPool, key_list
 
 
 def make_keys(ids):
@@ -197,3 +197,25 @@ def test_rank_without_the_group_has_no_region():
     layout = Layout(16, (CacheGroup(0, GroupKind.FULL, 16, 0, layers=("a", "b")),))
 
     assert PageMemory(layout, [5]).pools == ((),)
+
+
+def test_a_scratch_pool_hands_each_page_to_one_holder():
+    """Random takes and gives against a set: pages are distinct, none is taken twice, what is given comes back."""
+    chance = random.Random(3)
+    pool, held = ScratchPool(50), []
+    for _ in range(500):
+        if held and chance.random() < 0.5:
+            pool.release(held.pop(chance.randrange(len(held))))
+        else:
+            count = chance.randint(0, 20)
+            taken = pool.allocate(count)
+            assert (taken is None) == (count > 50 - sum(len(h) for h in held))
+            if taken is not None:
+                held.append(taken)
+        flat = [page for h in held for page in h.tolist()]
+        assert len(set(flat)) == len(flat) == 50 - pool.free
+        assert set(flat) <= set(range(50))
+        pool.check_integrity()
+    assert len(pool.match(np.zeros((2, 16), np.uint8))) == 0
+    with pytest.raises(ValueError, match="nobody holds it"):
+        pool.release(np.array([0, 0], np.int32))

@@ -39,7 +39,7 @@ from kvoffload.replay.tiers import (
     open_moving,
     replay_layout,
 )
-from kvoffload.testing.pool import PageMemory, PagePool
+from kvoffload.testing.pool import PageMemory, PagePool, ScratchPool
 from kvoffload.traces.commands import BlockSize, Form, FormChoice, Json, Rekey, Source
 from kvoffload.traces.load import open_trace
 from kvoffload.traces.record import Trace
@@ -148,7 +148,7 @@ def _open(
             f"--check over {options.disk_path}: it holds {tiers.stored().restored} blocks of an earlier"
             " replay, and the oracle starts empty; clear it or give another --disk-path"
         )
-    pool = PagePool(pages, cached=options.device_blocks > 0)
+    pool = PagePool(pages) if options.device_blocks else ScratchPool(pages)
     return tiers, Engine(tiers, pool, memories, trace.block_tokens, tally)
 
 

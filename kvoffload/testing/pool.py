@@ -141,6 +141,49 @@ class PagePool:
             self.stamp += 1
 
 
+class ScratchPool(PagePool):
+    """Pages that serve the running request only: no prefix cache, no sharing, whole arrays at a time."""
+
+    def __init__(self, pages: int) -> None:
+        super().__init__(pages, cached=False)
+        self._stack = np.arange(pages, dtype=np.int32)
+        self._left = pages
+        self._held = np.zeros(pages, np.bool_)
+
+    @property
+    def free(self) -> int:
+        return self._left
+
+    def allocate(self, count: int, hits: Sequence[int] | Pages = ()) -> Pages | None:
+        """As in PagePool; nothing can be shared, so that `hits` must be empty."""
+        if len(hits):
+            raise ValueError(f"{len(hits)} hits in a pool that finds nothing")
+        if count > self._left:
+            return None
+        self._left -= count
+        taken = self._stack[self._left : self._left + count].copy()
+        self._held[taken] = True
+        return taken
+
+    def release(self, pages: Pages) -> None:
+        """Give held pages back, each once."""
+        if not self._held[pages].all() or len(np.unique(pages)) != len(pages):
+            raise ValueError("a page is released but nobody holds it")
+        self._held[pages] = False
+        self._stack[self._left : self._left + len(pages)] = pages
+        self._left += len(pages)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless every page is either held or free."""
+        free = self._stack[: self._left]
+        if (
+            self._held[free].any()
+            or len(np.unique(free)) != self._left
+            or self._left + self._held.sum() != self.pages
+        ):
+            raise RuntimeError(f"{self._left} pages are free and {self._held.sum()} of {self.pages} held")
+
+
 class PageMemory:
     """One rank's device memory: per group and layer an array of shape (pages, bytes of one page).
 
