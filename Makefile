@@ -28,6 +28,7 @@ demo: $(STAMP)
 	@rm -rf $(DEMO) && mkdir -p $(DEMO)
 	$(KV) $(DEMO_SYNTH)
 	$(KV) $(DEMO_REPLAY)
+	@echo 'OK: every loaded byte was right'
 	@rm -rf $(DEMO)
 
 test: $(STAMP)

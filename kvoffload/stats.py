@@ -15,7 +15,7 @@ TIERS = ("host", "disk")
 """In the order of the index's tier numbers."""
 
 REASONS: dict[str, str] = {
-    "refused": "no room that may be taken, or the policy refused it",
+    "refused": "no room that may be taken, or the policy refused it; without disk once per offer that was cut",
     "store_failed": "the copy from the device failed",
     "write_failed": "the write to disk failed",
     "read_failed": "the disk had no good bytes for the key",

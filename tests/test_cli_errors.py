@@ -53,7 +53,7 @@ BAD = {
     ),
     "a file as disk path": (
         ["replay", "{trace}", "--disk-blocks", "9", "--disk-path", "{trace}"],
-        "cannot open the disk tier",
+        "is a file, not a folder: give another path",
     ),
     "a file as folder of plots": (["replay", "{trace}", "--index-only", "--plot", "{trace}"], "{trace}: "),
     "a block size that does not fit": (["replay", "{trace}", "--block-size", "100"], "100"),
@@ -80,7 +80,7 @@ BAD = {
     "a bench nowhere": (["bench", "disk", "--path", "{tmp}/none"], "no such folder; give one"),
     "a bench on a file": (["bench", "disk", "--path", "{trace}"], "no such folder; give one"),
     "a listing of nothing": (["disk", "ls", "{tmp}/none"], "no such folder; give the disk_path"),
-    "a listing of a file": (["disk", "ls", "{trace}"], "no such folder; give the disk_path"),
+    "a listing of a file": (["disk", "ls", "{trace}"], "is not a folder; give the disk_path"),
     "a name of two lines": (["disk", "ls", "{tmp}/two\nlines"], "two lines: no such folder"),
     "a check of nothing": (["disk", "verify", "{tmp}/none"], "no such folder; give the disk_path"),
     "no such namespace": (

@@ -186,7 +186,7 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
         int, typer.Option("--device-blocks", min=0, metavar="N", help="Pages; 0 = no prefix cache in HBM.")
     ] = 0,
     host_blocks: Annotated[
-        int | None, typer.Option("--host-blocks", min=1, metavar="C", help="Host slots [no limit].")
+        int | None, typer.Option("--host-blocks", min=1, metavar="C", help="Host slots; no limit without it.")
     ] = None,
     disk_blocks: Annotated[
         int, typer.Option("--disk-blocks", min=0, metavar="D", help="Disk slots; 0 = no disk tier.")

@@ -29,7 +29,7 @@ def _figures(report: Report) -> Table:
     rows = [
         ("mode", mode + (", index only" if setup.index_only else "")),
         ("block", f"{setup.block_tokens} tokens, {as_bytes(setup.block_bytes)} ({setup.rule} rule)"),
-        ("requests", f"{report.requests:,} of {report.sessions:,} sessions"),
+        ("requests", _requests(report)),
         ("blocks", f"{report.total:,}, distinct {report.distinct:,}"),
         ("produced", f"{report.produced:,} ({as_percent(report.produced, report.total)})"),
         ("loads", f"{report.loads:,} of {report.arrived:,} blocks"),
@@ -82,3 +82,10 @@ def as_bytes(count: int) -> str:
     """Rounded, in the largest binary unit of which there is one."""
     unit = next((u for u in ("TiB", "GiB", "MiB", "KiB") if count >= UNITS[u]), "B")
     return f"{count / UNITS[unit]:.4g} {unit}"
+
+
+def _requests(report: Report) -> str:
+    """How many, and in how many sessions where the trace names any."""
+    if not report.sessions:
+        return f"{report.requests:,}, no sessions named"
+    return f"{report.requests:,}, in {report.sessions:,} session{'' if report.sessions == 1 else 's'}"

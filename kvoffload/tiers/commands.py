@@ -99,7 +99,8 @@ def _can_ask() -> bool:
 def _find(path: Path, namespace: str) -> list[RankUsage]:
     """What is there. Raises ConfigError for a path or prefix that names nothing."""
     if not path.is_dir():
-        raise ConfigError(f"{path}: no such folder; give the disk_path that the engines were given")
+        what = "is not a folder" if path.exists() else "no such folder"
+        raise ConfigError(f"{path}: {what}; give the disk_path that the engines were given")
     every = list_ranks(path, time.time())
     ranks = [usage for usage in every if usage.namespace.startswith(namespace)]
     if namespace and not ranks:

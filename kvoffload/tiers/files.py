@@ -28,7 +28,7 @@ def make_private_directory(path: Path) -> None:
     except FileExistsError:
         if path.is_dir():  # another rank was faster
             return
-        raise
+        raise TierError(f"{path} is a file, not a folder: give another path") from None
     path.chmod(DIRECTORY_MODE)
 
 
