@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | sanitize | clean, and gpu | hip (Makefile.gpu). The first two set everything up: no root, no network beyond pip.
+# make demo | test | lint | bench | sanitize | clean, and gpu (on a machine with a GPU), hip (compile only). The first two set everything up: no root, no network beyond pip.
 SHELL := /bin/bash
 VENV ?= .venv
 CXX ?= g++
@@ -73,4 +73,10 @@ $(STAMP)-dev: $(STAMP)
 	@$(PIP) -e '.[dev]'
 	@touch $(STAMP) $@
 
-include Makefile.gpu
+.PHONY: gpu hip
+
+gpu:
+	bash bench/gpu.sh
+
+hip:
+	bash .ci/hip_check.sh
