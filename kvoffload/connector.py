@@ -22,8 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kvoffload.inflight import RequestId
 from kvoffload.layout import Pools
+from kvoffload.messages import RequestId
 from kvoffload.requests import ChainLike, Pages, RequestInfo
 
 PREEMPT = "preempt"
@@ -104,12 +104,13 @@ class SchedulerConnector(ABC):
         """
 
     @abstractmethod
-    def allocated(self, request: EngineRequest, pages: Pages, computed: int, taken: int) -> None:
+    def allocated(self, request: EngineRequest, pages: Pages, computed: int, taken: int) -> int:
         """The request has pages, and `taken` tokens (0 to what the last hit offered) beyond `computed` are to be
         loaded into them.
 
         With taken > 0 exactly one Loaded follows, unless the request is released before; until then the pages of
         these tokens belong to the connector and the request does not run. Called again after a preemption.
+        Returns the tokens whose load has begun, 0 to `taken`.
         """
 
     @abstractmethod

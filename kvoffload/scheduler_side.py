@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvoffload.connector import PREEMPT, EngineRequest, Hit, Loaded, Scheduled, SchedulerConnector, Update
-from kvoffload.inflight import RequestId
 from kvoffload.keys import KeyArray
-from kvoffload.messages import Inventory, JobKind, Outcome, Plans
+from kvoffload.messages import Inventory, JobKind, Outcome, Plans, RequestId
 from kvoffload.planner import Planner
 from kvoffload.requests import ChainLike, Finished, Match, Pages
 
@@ -71,21 +70,25 @@ class PlannerConnector(SchedulerConnector):
         disk = min(found.disk * self.planner.layout.base_tokens, tokens)
         return Hit(tokens, disk, self._wait(live, found))
 
-    def allocated(self, request: EngineRequest, pages: Pages, computed: int, taken: int) -> None:
+    def allocated(
+        self, request: EngineRequest, pages: Pages, computed: int, taken: int, *, retry: bool = True
+    ) -> int:
+        """retry=False: the engine waits for the load inside this step and computes what fails."""
         live = self._known(request)
         live.waiting, live.patient, live.start, live.burnt = False, True, computed, False
         found = self._match(live, computed).boundary - computed
         base, count = self.planner.layout.base_tokens, self.planner.counters.add
         count("declined", max(0, found - taken) // base)
         if taken <= 0:
-            return
-        plan = self.planner.load(request.info, self._head(request), computed + taken, pages)
+            return 0
+        plan = self.planner.load(request.info, self._head(request), computed + taken, pages, retry=retry)
         count("vanished", max(0, computed + taken - plan.boundary) // base)
         if plan.id:
             live.load = plan.id
             self._loads[plan.id] = live
         else:
             self._loaded.append(Loaded(request.info.id, computed))
+        return max(0, plan.boundary - computed) if plan.id else 0
 
     def step(self, scheduled: Sequence[Scheduled], now: float) -> Plans:
         self._now = max(self._now, now)
@@ -157,7 +160,10 @@ class PlannerConnector(SchedulerConnector):
     def _offer(self, item: Scheduled, live: _Live) -> None:
         base = self.planner.layout.base_tokens
         limit = item.request.tokens if self.planner.config.store_generated else item.request.prompt
-        ready = min(item.computed, limit, len(item.request.chain.keys) * base) // base * base
+        most = min(item.computed, limit) // base * base
+        if most <= live.offered:
+            return
+        ready = min(most, len(item.request.chain.keys) * base)
         if ready <= live.offered:
             return
         offer = self.planner.offer(item.request.info, item.request.chain, ready, item.pages)
