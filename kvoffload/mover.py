@@ -286,6 +286,10 @@ class Mover:
         tasks = [self._tasks[i].future for i in wanted & self._tasks.keys()]
         return not wait_for(tasks, max(0.0, end - time.monotonic())).not_done
 
+    def drain(self, timeout: float) -> bool:
+        """Block until everything submitted has an outcome; False after `timeout` seconds."""
+        return self.wait([*self._tasks, *(c.job.id for c in self._copying)], timeout)
+
     def close(self) -> None:
         """End every job (what has not begun is NOT_DONE), then release files, threads and memory. Idempotent."""
         if self._closed.is_set():

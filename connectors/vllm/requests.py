@@ -1,0 +1,136 @@
+"""vLLM's requests as connector.EngineRequest sees them, and their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvoffload.keys import Adapter, Chain, KeyArray, Media, Namespace
+from kvoffload.requests import RequestInfo
+
+from .compat import adapter_of, media_of, session_of
+
+NULL_BLOCK = 0
+"""vLLM's block of nothing: what a table holds where a window has passed."""
+
+
+class GrownChain:
+    """The keys of a request's full blocks, brought up to date whenever they are asked for.
+
+    Of the engine's hashes where the namespace names its algorithm; else of token ids, adapter, media and salt. A
+    request with prompt embeddings has no token ids that tell its content: it has no keys.
+    """
+
+    def __init__(self, namespace: Namespace, request: Any) -> None:
+        self._namespace = namespace
+        self._request = request
+        self._own = namespace.hash.partition(":")[0] != "vllm"
+        self._chain = self._new()
+
+    def _new(self) -> Chain:
+        if not self._own:
+            return Chain(self._namespace)
+        adapter = adapter_of(self._request)
+        return Chain(
+            self._namespace,
+            adapter=None if adapter is None else Adapter(*adapter),
+            salt=self._request.cache_salt,
+        )
+
+    @property
+    def keys(self) -> KeyArray:
+        """(blocks, 16) uint8."""
+        if self._own:
+            self._extend()
+        else:
+            hashes = self._request.block_hashes
+            known = self._chain.blocks
+            if len(hashes) > known:
+                self._chain.append(hashes[known:])
+        return self._chain.keys
+
+    def _extend(self) -> None:
+        request, chain = self._request, self._chain
+        size = self._namespace.tokens_per_block
+        whole = request.num_tokens // size * size
+        if whole <= chain.tokens or request.prompt_embeds is not None:
+            return
+        media = [] if chain.tokens else [Media(*m) for m in media_of(request)]
+        chain.extend(request.all_token_ids[chain.tokens : whole], media)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the engine took back tokens that have keys already (a streamed session that was edited)."""
+        if self._own:
+            return bool(self._request.num_tokens < self._chain.tokens)
+        hashes, known = self._request.block_hashes, self._chain.blocks
+        if not known:
+            return False
+        return len(hashes) < known or bytes(hashes[known - 1][:16]) != self._chain.keys[known - 1].tobytes()
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """One live request. Satisfies connector.EngineRequest.
+
+    computed: tokens it had when it was last asked about; disk: of the tokens then offered, those from disk. step: the
+    step in which it got its pages, -1 without. loading: an asynchronous load that vLLM waits for. wanted: tokens that
+    the last load is to reach. sync: that load was one that the forward waits for.
+    """
+
+    request: Any
+    chain: GrownChain
+    info: RequestInfo
+    computed: int = 0
+    disk: int = 0
+    step: int = -1
+    loading: bool = False
+    wanted: int = 0
+    sync: bool = False
+
+    @classmethod
+    def of(cls, request: Any, namespace: Namespace) -> Tracked:
+        session, agent = session_of(request)
+        return cls(
+            request, GrownChain(namespace, request), RequestInfo(request.request_id, session, agent)
+        )
+
+    @property
+    def tokens(self) -> int:
+        return int(self.request.num_tokens)
+
+    @property
+    def prompt(self) -> int:
+        return int(self.request.num_prompt_tokens)
+
+
+def pages_of(table: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], ...]:
+    """A block table by group as kvoffload's pages: the null block is no page."""
+    pages = tuple(np.array(blocks, np.int32) for blocks in table)
+    for mine in pages:
+        mine[mine == NULL_BLOCK] = -1
+    return pages
+
+
+class LazyPages(Sequence[NDArray[np.int32]]):
+    """The block table of one request in this step, converted only when something of it is stored."""
+
+    def __init__(self, state: Any, request_id: str) -> None:
+        self._state = state
+        self._id = request_id
+        self._pages: tuple[NDArray[np.int32], ...] | None = None
+
+    def _found(self) -> tuple[NDArray[np.int32], ...]:
+        if self._pages is None:
+            self._pages = pages_of(self._state.get_block_ids(self._id) or ())
+        return self._pages
+
+    def __getitem__(self, group: Any) -> Any:
+        return self._found()[group]
+
+    def __len__(self) -> int:
+        return len(self._found())

@@ -1,0 +1,172 @@
+"""The part in one worker: vLLM's calls in terms of a Mover.
+
+A step, in vLLM's order: start -> [the forward] -> save -> ended, errors, report. On a CPU stores are copied in `save`,
+so that vLLM may give any page back when the step ends; on a device they are ordered on the compute stream.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kvoffload.copying.base import CopyEngine
+from kvoffload.copying.cpu import CpuCopyEngine
+from kvoffload.layout import Layout, Pools
+from kvoffload.messages import Job, JobKind, Outcome, Plans, Status
+from kvoffload.mover import Mover
+from kvoffload.sizing import size_slabs
+from kvoffload.tiers.disk import DiskTier, rank_directory
+
+from .settings import Settings
+from .wire import Handshake, Report, StepPlans
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""Between two lines about copies that the engine waits for. They are memory to memory: they end."""
+
+
+class WorkerPart:
+    """Thread: the worker's."""
+
+    def __init__(self, settings: Settings, rank: int) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._mover: Mover | None = None
+        self._handshake: Handshake | None = None
+        self._jobs: dict[int, Job] = {}
+        self._sync: set[int] = set()
+        self._said: set[str] = set()
+        self._spoiled: set[str] = set()
+        self._received: set[str] = set()
+        self._failed: set[str] = set()
+        self._bad_pages: set[int] = set()
+        self._outcomes: list[Outcome] = []
+        self.copy_ns = 0
+        """Time that the engine's thread waited for copies."""
+
+    # ---- start ----
+
+    def register(self, layout: Layout, pools: Pools, facts: str, device: Any) -> None:
+        """Open the tiers over these pages. device: torch's. Raises ConfigError or TierError where they do not fit."""
+        settings = self._settings
+        config = settings.config.resolve()
+        assert config.host_bytes is not None
+        name = settings.namespace(layout, facts)
+        slabs = size_slabs(layout, config.host_bytes // settings.ranks, config.disk_bytes // settings.ranks)
+        tier = None
+        if config.disk_path is not None:
+            path = rank_directory(config.disk_path, name.digest, settings.instance, self._rank)
+            tier = DiskTier(path, layout, slabs.slab_bytes, slabs.disk, name.digest, checksum=config.checksum)
+        self._mover = Mover(self._rank, layout, slabs, self._copier(device), tier)
+        self._handshake = Handshake(layout, name, self._mover.register(pools))
+
+    def _copier(self, device: Any) -> CopyEngine:
+        return CpuCopyEngine()
+
+    @property
+    def handshake(self) -> Handshake | None:
+        """None before `register`."""
+        return self._handshake
+
+    # ---- a step ----
+
+    def start(self, told: StepPlans) -> None:
+        """Begin what the forward of this step does not produce, and wait for what it needs."""
+        assert self._mover is not None
+        self._spoiled.difference_update(told.settled)
+        for ended in told.ended:
+            self._end(ended.request, ended.failed)
+        for request, pages in told.invalid:
+            self._spoil(request, pages)
+        early = tuple(job for job in told.plans.jobs if job.kind is not JobKind.STORE)
+        plans = Plans(early, told.plans.cancels, told.plans.geometry, told.plans.reset_disk)
+        if plans:
+            self._jobs |= {job.id: job for job in early if job.kind is JobKind.LOAD}
+            self._mover.submit(plans)
+        if told.sync:
+            self._sync.update(told.sync)
+            self._wait(told.sync)
+            self._poll()
+
+    def save(self, told: StepPlans) -> None:
+        """Begin, and on a CPU end, the stores of this step. What was computed over pages that a load did not fill is
+        not stored."""
+        assert self._mover is not None
+        stores = [job for job in told.plans.jobs if job.kind is JobKind.STORE]
+        if not stores:
+            return
+        good = tuple(job for job in stores if job.request not in self._spoiled)
+        for job in stores:
+            if job.request in self._spoiled:
+                status = np.full(len(job.copies), Status.NOT_DONE, np.uint8)
+                self._outcomes.append(Outcome(job.id, self._rank, status))
+        self._mover.submit(Plans(good))
+        self._wait([job.id for job in good])
+
+    def ended(self) -> tuple[set[str], set[str]]:
+        """(requests whose asynchronous load is over, those of them that lack something), each once."""
+        self._poll()
+        received, self._received = self._received, set()
+        failed, self._failed = self._failed, set()
+        return received, failed
+
+    def errors(self) -> set[int]:
+        """Pages that the forward needed and that were not filled, since the last call."""
+        pages, self._bad_pages = self._bad_pages, set()
+        return pages
+
+    def report(self) -> Report | None:
+        """Outcomes since the last call."""
+        outcomes, self._outcomes = tuple(self._outcomes), []
+        return Report(outcomes) if outcomes else None
+
+    def close(self) -> None:
+        """Let writes to disk that have been asked for end, then release everything. Idempotent."""
+        if self._mover is not None:
+            self._mover.drain(self._settings.config.deadline_s)
+            self._mover.close()
+            self._mover = None
+
+    # ---- inside ----
+
+    def _wait(self, jobs: Any) -> None:
+        """Until these copies have ended: what the engine does next would meet them."""
+        assert self._mover is not None
+        begun = time.perf_counter_ns()
+        while not self._mover.wait(jobs, PATIENCE_S):
+            log.warning("rank %d: jobs %s have not ended after %s s", self._rank, list(jobs), PATIENCE_S)
+        self.copy_ns += time.perf_counter_ns() - begun
+
+    def _poll(self) -> None:
+        assert self._mover is not None
+        for outcome in self._mover.poll():
+            self._outcomes.append(outcome)
+            job = self._jobs.pop(outcome.job, None)
+            if job is None or job.request is None:
+                continue
+            request = str(job.request)
+            if job.id in self._sync:
+                self._sync.discard(job.id)
+                if outcome.status is not None:
+                    self._spoil(request, job.copies["page"][outcome.status != Status.OK].tolist())
+            elif outcome.status is None and job.whole:
+                self._said.add(request)
+                self._received.add(request)
+
+    def _end(self, request: str, failed: bool) -> None:
+        """The scheduler's word on a load; this worker may have given its own already."""
+        if request in self._said:
+            self._said.discard(request)
+            return
+        self._received.add(request)
+        if failed:
+            self._failed.add(request)
+
+    def _spoil(self, request: str, pages: Any) -> None:
+        self._bad_pages.update(pages)
+        self._spoiled.add(request)
