@@ -9,7 +9,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from kvoffload.stats import FAMILIES, Sample, Stats
 
-SPENT = "kvoffload_engine_seconds_total"
+PREFIX = "vllm:"
+"""vLLM shows, and takes back when an engine ends, the metrics whose name has this."""
+
+SPENT = f"{PREFIX}kvoffload_engine_seconds"
 """Seconds that the engine's threads spent inside the connector, by what for: calls, or copies that are waited for."""
 
 EVERY_S = 1.0
@@ -73,7 +76,7 @@ def _name(sample: Sample) -> str:
 
 
 class OffloadPromMetrics(KVConnectorPromMetrics):
-    """Counters and gauges under the names of docs/metrics.md, with vLLM's own labels beside ours."""
+    """Counters and gauges under PREFIX and the names of docs/metrics.md, with vLLM's own labels beside ours."""
 
     def __init__(
         self,
@@ -87,9 +90,9 @@ class OffloadPromMetrics(KVConnectorPromMetrics):
         for family in FAMILIES:
             name = f"kvoffload_{family.metric}"
             labels = [*labelnames, family.label] if family.label else labelnames
-            self._families[name] = (self._counter_cls(f"{name}_total", family.text, labels), family.label)
+            self._families[name] = (self._counter_cls(f"{PREFIX}{name}", family.text, labels), family.label)
         gauges = (s for s in Stats().samples() if s.kind == "gauge")
-        self._gauges = {s.metric: self._gauge_cls(s.metric, s.text, labelnames) for s in gauges}
+        self._gauges = {s.metric: self._gauge_cls(f"{PREFIX}{s.metric}", s.text, labelnames) for s in gauges}
         self._spent = self._counter_cls(
             SPENT, "Seconds of the engine's threads inside kvoffload.", [*labelnames, "side", "what"]
         )
