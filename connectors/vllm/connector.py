@@ -56,7 +56,7 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Any = None
         self._deltas = Deltas()
         self._looked = 0.0
-        self._shown_ns = (0, 0)
+        self._shown: dict[str, float] = {}
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerPart(self._settings)
         else:
@@ -161,18 +161,22 @@ class KVOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- both ----
 
+    def engine_seconds(self) -> dict[str, float]:
+        """Seconds of the engine's thread inside this object since start, as "side|what": calls, and for a worker the
+        copies that it waited for."""
+        if self._worker is None:
+            return {"scheduler|calls": self.spent_ns / 1e9}
+        copies = self._worker.copy_ns
+        return {"worker|calls": (self.spent_ns - copies) / 1e9, "worker|copies": copies / 1e9}
+
     def get_kv_connector_stats(self) -> OffloadStats | None:
         now = time.monotonic()
         if now - self._looked < EVERY_S:
             return None
         self._looked = now
-        copies = 0 if self._worker is None else self._worker.copy_ns
-        calls = self.spent_ns - copies
-        side = "worker" if self._worker is not None else "scheduler"
-        spent = {f"{side}|calls": (calls - self._shown_ns[0]) / 1e9}
-        if side == "worker":
-            spent["worker|copies"] = (copies - self._shown_ns[1]) / 1e9
-        self._shown_ns = (calls, copies)
+        total = self.engine_seconds()
+        spent = {name: seconds - self._shown.get(name, 0.0) for name, seconds in total.items()}
+        self._shown = total
         if self._scheduler is None or self._scheduler.core is None:
             return OffloadStats.of({}, {}, spent)
         return OffloadStats.of(*self._deltas.of(self._scheduler.core.planner.stats()), spent)
