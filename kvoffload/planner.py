@@ -13,6 +13,7 @@ from typing import Any
 from kvoffload.agreement import agree, common_records
 from kvoffload.config import Config
 from kvoffload.errors import LayoutError
+from kvoffload.events import Event, EventStream
 from kvoffload.index import Index
 from kvoffload.inflight import InFlight, LateJobs, RequestId, Running
 from kvoffload.layout import Layout
@@ -70,8 +71,10 @@ class Planner:
         ranks: int = 1,
         exact: ExactSlots | None = None,
         joined: bool = False,
+        events: bool = False,
     ) -> None:
-        """joined: the layout's block bytes are those of all ranks together, not of each."""
+        """joined: the layout's block bytes are those of all ranks together, not of each. events: `take_events` tells
+        what became visible and what went away."""
         self.layout = layout
         self.config = config
         self.counters = Counters()
@@ -91,6 +94,8 @@ class Planner:
         self._disk_ok = dict.fromkeys(range(ranks), True)
         self._now = 0.0
         self._tiers: _Tiers | None = None
+        self.tells_events = events
+        self._events: EventStream | None = None
 
     # ---- start ----
 
@@ -113,6 +118,7 @@ class Planner:
             if not self._reset_disk:
                 self.counters.add("restored", self._tiers.index.restore(common_records(found)))
             self.requests.open(self._tiers.index)
+            self._events = EventStream(self.layout, self._tiers.index) if self.tells_events else None
 
     @property
     def ready(self) -> bool:
@@ -143,6 +149,8 @@ class Planner:
         best = restorable(state, covered(self.layout, (state.computed, boundary), pages))
         if self._tiers is None or best <= state.computed:
             return LoadPlan(0, state.computed, 0, max(0, boundary - state.computed))
+        if self._events is not None:
+            self._events.name_load(state, best)
         plan = self._tiers.loads.begin(state, best, pages, self._deadline)
         return LoadPlan(plan.id, best, plan.blocks, max(0, boundary - best))
 
@@ -152,6 +160,8 @@ class Planner:
         best = restorable(state, len(chain.keys) * self.layout.base_tokens)
         if self._tiers is None or best <= state.computed:
             return 0
+        if self._events is not None:
+            self._events.name_load(state, best)
         return self._tiers.loads.prefetch(state, best, deadline)
 
     def offer(self, request: RequestInfo, chain: ChainLike, computed: int, pages: Pages) -> Offer:
@@ -167,7 +177,11 @@ class Planner:
         if self._tiers.tails.by_boundary and self.find_forks and not state.offered:
             state.forks = fork_point(state, self.layout)
         self.counters.add("produced", newly_produced(state, computed, self.layout.base_tokens))
-        return self._tiers.stores.offer(state, computed, pages, self._deadline)
+        offer = self._tiers.stores.offer(state, computed, pages, self._deadline)
+        running = None if self._events is None else self._inflight.get(offer.job)
+        if self._events is not None and running is not None:
+            self._events.name_copies(chain, running.copies)
+        return offer
 
     def preempt(self, request_id: RequestId) -> tuple[int, ...]:
         """The engine takes the request's pages away: its cursors go back to 0. Returns the ids of the running jobs
@@ -238,6 +252,13 @@ class Planner:
         self._tiers.stores.plan_writes(self._now, self._deadline)
         finished, self._finished = self._finished, []
         return finished
+
+    def take_events(self) -> list[Event]:
+        """What became visible and what went away since the last call; nothing unless the planner was made with events.
+
+        Call it once a step or so: when more has changed than the index keeps, everything is told again.
+        """
+        return [] if self._events is None else self._events.take(all(self._disk_ok.values()))
 
     # ---- whole tiers ----
 
