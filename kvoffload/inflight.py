@@ -138,6 +138,8 @@ class InFlight:
 
     def take_unsent(self, now: float) -> tuple[Job, ...]:
         """Jobs added since the last call, in order; they count as sent now."""
+        if not self._unsent:
+            return ()
         jobs, self._unsent = tuple(self._unsent), []
         for job in jobs:
             self._jobs[job.id].since = now
@@ -145,6 +147,8 @@ class InFlight:
 
     def postpone(self, seconds: float) -> None:
         """So long passed before jobs could be sent: it is not held against them. A READ has its caller's deadline."""
+        if not seconds:
+            return
         for job in self._unsent:
             if job.kind is not JobKind.READ:
                 self._jobs[job.id].deadline += seconds

@@ -34,6 +34,7 @@ from kvoffload.stores import Stores, WriteBudget
 from kvoffload.tails import Tails
 
 HOST, DISK = 0, 1
+NOTHING = Plans()
 TRANSIENT = 3
 """The kind under which the index knows a transient group."""
 
@@ -146,7 +147,10 @@ class Planner:
         there shortens the load: see LoadPlan. The pages belong to the load until it has Finished, also after an
         abort."""
         state = self.requests.get_or_make(request, chain, self._now)
-        best = restorable(state, covered(self.layout, (state.computed, boundary), pages))
+        best = restorable(state, boundary)
+        if best > state.computed:
+            paged = covered(self.layout, (state.computed, best), pages)
+            best = best if paged == best else restorable(state, paged)
         if self._tiers is None or best <= state.computed:
             return LoadPlan(0, state.computed, 0, max(0, boundary - state.computed))
         if self._events is not None:
@@ -204,7 +208,7 @@ class Planner:
             self._tiers.tails.finish(state)
             self._tiers.index.close_segment(state.segment, FINISH_REASONS.get(reason, 0), self._now)
             self._tiers.loads.detach(state)
-        return tuple(sorted(state.jobs))
+        return tuple(sorted(state.jobs)) if state.jobs else ()
 
     # ---- steps ----
 
@@ -217,7 +221,7 @@ class Planner:
         passed = max(0.0, now - self._now)
         self._now += passed
         if self._tiers is None:
-            return Plans()
+            return NOTHING
         self._inflight.postpone(passed)
         self._tiers.loads.postpone(passed)
         for running in self._inflight.expired(self._now):
@@ -228,6 +232,8 @@ class Planner:
         self._finished += self._tiers.loads.advance(self._now)
         self._tiers.stores.plan_writes(self._now, self._deadline)
         jobs = self._inflight.take_unsent(self._now)
+        if not (jobs or self._cancels or self._geometry or self._reset_disk):
+            return NOTHING
         plans = Plans(jobs, tuple(self._cancels), self._geometry, self._reset_disk)
         self._cancels, self._geometry, self._reset_disk = [], None, False
         return plans

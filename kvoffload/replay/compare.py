@@ -81,7 +81,7 @@ class Sequential:
         chain, pages = request.chain(), [self._pages[: len(request.ids)]]
         found = self._tiers.match(info, chain, 0)
         if found.boundary and not self._tiers.load(info, chain, found.boundary, pages).id:
-            found = replace(found, host=0, disk=0)
+            found = found._replace(host=0, disk=0)
         self._settle()
         cursor = -1
         while True:
