@@ -92,7 +92,7 @@ def covered(layout: Layout, span: tuple[int, int], pages: Pages) -> int:
         if group.kind is GroupKind.FULL and not group.transient:
             begin, end = group.needs(start, limit)
             rows = mine[begin:end]
-            blocks = begin + (len(rows) if (rows >= 0).all() else int(np.argmin(rows >= 0)))
+            blocks = begin + (len(rows) if not np.count_nonzero(rows < 0) else int(np.argmin(rows >= 0)))
             if blocks < end:
                 limit = min(limit, max(start, blocks * group.tokens_per_block))
     return limit
