@@ -21,6 +21,7 @@ from kvoffload.replay import compare
 from kvoffload.replay.base import ReplayRequest, requests_of
 from kvoffload.replay.cost import CostModel
 from kvoffload.replay.driver import Engine, StandstillError
+from kvoffload.replay.identities import broken_identities
 from kvoffload.replay.lanes import Lanes
 from kvoffload.replay.model_commands import play_model
 from kvoffload.replay.oracle_lru import simulate
@@ -111,11 +112,21 @@ def run_replay(trace: Trace, options: Options, *, progress: bool = False) -> Rep
         else:
             replay_sequential(engine, requests)
         seconds, stored = time.monotonic() - begin, tiers.stored()
-    oracle = None
-    if options.check:
-        sizes = (options.device_blocks, options.host_blocks, options.disk_blocks)
-        oracle = simulate((r.ids.tolist() for r in requests), sizes)
-    return tally.report(setup, stored, seconds, oracle)
+    if not options.check:
+        return tally.report(setup, stored, seconds)
+    prompts = [r.ids.tolist() for r in requests]
+    oracle = simulate(prompts, (options.device_blocks, options.host_blocks, options.disk_blocks))
+    return tally.report(setup, stored, seconds, oracle, _identities(trace, options, prompts))
+
+
+def _identities(trace: Trace, options: Options, prompts: list[list[int]]) -> list[str]:
+    """Those that do not hold for these prompts at the host's size and the disk's, or twice the host's."""
+
+    def again(host: int | None, disk: int) -> Report:
+        return run_replay(trace, Options(index_only=True, host_blocks=host, disk_blocks=disk))
+
+    first = options.host_blocks or max(map(len, prompts), default=1)
+    return broken_identities(again, prompts, first, max(options.disk_blocks, 2 * first))
 
 
 def _open(
@@ -197,7 +208,9 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     block_size: BlockSize = None,
     form: Form = FormChoice.auto,
     rekey: Rekey = False,
-    check: Annotated[bool, typer.Option("--check", help="Compare with a brute-force LRU.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with a brute-force LRU, and check identities 1-4.")
+    ] = False,
     host_policy: Annotated[
         str, typer.Option("--host-policy", metavar="P", help="lru, rri or rri-keep.")
     ] = "lru",
