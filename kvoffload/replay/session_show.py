@@ -11,14 +11,6 @@ from kvoffload.replay.bracket import CONTROLS
 from kvoffload.replay.session_report import PERCENTS, Figures, SessionReport
 from kvoffload.replay.show import as_bytes, as_percent
 
-SHORT = {
-    "offload": "offload",
-    "offload lru": "lru",
-    "no offload": "none",
-    "infinite": "infinite",
-    "rewrite all": "rewrite",
-}
-
 
 def session_table(report: SessionReport) -> Group:
     """The report for people, within 80 columns: the replay and its controls side by side."""
@@ -27,7 +19,7 @@ def session_table(report: SessionReport) -> Group:
     grid = Table(title=title if len(title) <= 76 else f"{setup.sessions} live sessions", width=78)
     grid.add_column("virtual time")
     for run in report.runs:
-        grid.add_column(SHORT[run.name], justify="right")
+        grid.add_column(run.name, justify="right")
     for name, value in _rows():
         grid.add_row(name, *(value(run) for run in report.runs))
     sizes = (
@@ -49,9 +41,9 @@ def _outside(report: SessionReport) -> str:
     """What of the closed loop is not between its controls, and why that may be."""
     names = report.outside()
     if not names:
-        return "Every figure of this run lies between those of none and infinite."
+        return "Every figure of this run lies between those of no offload and infinite."
     return (
-        f"Not between none and infinite in this run: {', '.join(names)}. Who is answered sooner asks sooner: more"
+        f"Not between no offload and infinite in this run: {', '.join(names)}. Who is answered sooner asks sooner: more"
         " users are then at work at once. Below, the same requests without that."
     )
 
@@ -61,7 +53,7 @@ def _alone(report: SessionReport) -> Table:
     grid = Table(title="the same requests one by one, in the order of the trace", width=78)
     grid.add_column("of each request")
     for name in CONTROLS:
-        grid.add_column(SHORT[name], justify="right")
+        grid.add_column(name, justify="right")
     grid.add_column("outside", justify="right")
     for row in report.alone:
         digits = 0 if row.name == "computed tokens" else 1 if row.name == "tokens/s" else 3
