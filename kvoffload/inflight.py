@@ -70,10 +70,11 @@ class Running:
         return self.job.copies
 
 
-def _checked(outcome: Outcome, running: Running) -> StatusArray | None:
-    """The status of a report; one that does not fit its job says nothing about any copy."""
+def _checked(outcome: Outcome, running: Running) -> StatusArray:
+    """The status of a report that has one; where it does not fit its job it says nothing about any copy."""
     status, wanted = outcome.status, len(running.copies)
-    if status is None or (status.shape == (wanted,) and (not wanted or status.max() < len(Status))):
+    assert status is not None
+    if status.shape == (wanted,) and (not wanted or status.max() < len(Status)):
         return status
     running.errors.append(
         f"rank {outcome.rank}: a status of {status.shape} for {wanted} copies, or no status"
@@ -161,9 +162,10 @@ class InFlight:
         running.waiting.discard(outcome.rank)
         if outcome.error:
             running.errors.append(f"rank {outcome.rank}: {outcome.error}")
-        status = _checked(outcome, running)
-        if status is not None and status.any():
-            running.status = status.copy() if running.status is None else _worse(running.status, status)
+        if outcome.status is not None:
+            status = _checked(outcome, running)
+            if status.any():
+                running.status = status.copy() if running.status is None else _worse(running.status, status)
         if running.waiting:
             return None
         del self._jobs[outcome.job]

@@ -119,6 +119,6 @@ def newly_produced(state: RequestState, computed: int, base_tokens: int) -> int:
     if not state.offered:
         state.offered = True
         state.had = max(state.had, state.computed)
-    known = max(state.seen, state.had)
+    known = state.seen if state.seen > state.had else state.had
     state.seen = max(state.seen, computed)
-    return max(0, computed // base_tokens - known // base_tokens)
+    return computed // base_tokens - known // base_tokens if computed > known else 0

@@ -113,9 +113,10 @@ class Loads:
 
     def postpone(self, seconds: float) -> None:
         """So long passed before loads begun since the last call could be sent: it is not held against them."""
-        for load in self._fresh:
-            load.deadline += seconds
-        self._fresh = []
+        if self._fresh:
+            for load in self._fresh:
+                load.deadline += seconds
+            self._fresh = []
 
     def prefetch(self, state: RequestState, boundary: int, deadline: float) -> int:
         """Start bringing [state.computed, boundary) from disk into host; the job's id, 0 when nothing is to do."""

@@ -218,19 +218,20 @@ class Planner:
 
     def tick(self, now: float) -> Plans:
         """Everything that is to go to the movers now. Call once a step, after the offers and loads of the step."""
-        passed = max(0.0, now - self._now)
+        passed = now - self._now if now > self._now else 0.0
         self._now += passed
-        if self._tiers is None:
+        tiers = self._tiers
+        if tiers is None:
             return NOTHING
         self._inflight.postpone(passed)
-        self._tiers.loads.postpone(passed)
+        tiers.loads.postpone(passed)
         for running in self._inflight.expired(self._now):
             self._late.name(running, self.layout, self._now)
             self.counters.add("overdue")
-            if _give_up(running, self._tiers):
+            if _give_up(running, tiers):
                 self._cancels.append(running.job.id)
-        self._finished += self._tiers.loads.advance(self._now)
-        self._tiers.stores.plan_writes(self._now, self._deadline)
+        self._finished += tiers.loads.advance(self._now)
+        tiers.stores.plan_writes(self._now, self._deadline)
         jobs = self._inflight.take_unsent(self._now)
         if not (jobs or self._cancels or self._geometry or self._reset_disk):
             return NOTHING
@@ -240,22 +241,24 @@ class Planner:
 
     def complete(self, outcomes: Iterable[Outcome]) -> list[Finished]:
         """Take in what movers reported; the loads and stores that have ended on all ranks since the last call."""
-        if self._tiers is None:
+        tiers = self._tiers
+        if tiers is None:
             return []
+        deadline = self._deadline
         for outcome in outcomes:
             if self._disk_ok.get(outcome.rank, outcome.disk_ok) is not outcome.disk_ok:
                 before = all(self._disk_ok.values())
                 self._disk_ok[outcome.rank] = outcome.disk_ok
-                _switch_disk(self._tiers.index, self.counters, before, all(self._disk_ok.values()))
+                _switch_disk(tiers.index, self.counters, before, all(self._disk_ok.values()))
             running = self._inflight.report(outcome)
             if running is None:
                 continue
             if running.load:
-                self._finished += self._tiers.loads.ended(running)
+                self._finished += tiers.loads.ended(running)
             else:
-                self._finished += self._tiers.stores.ended(running, self._deadline, self.requests)
-        self._finished += self._tiers.loads.advance(self._now)
-        self._tiers.stores.plan_writes(self._now, self._deadline)
+                self._finished += tiers.stores.ended(running, deadline, self.requests)
+        self._finished += tiers.loads.advance(self._now)
+        tiers.stores.plan_writes(self._now, deadline)
         finished, self._finished = self._finished, []
         return finished
 
