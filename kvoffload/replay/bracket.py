@@ -96,6 +96,11 @@ def broken(found: Sequence[Bracket]) -> list[str]:
     return [text.format(b.name, b.outside) for b in found if b.claimed and b.outside]
 
 
+def between(one: float, value: float, other: float) -> bool:
+    """Whether the value lies between two others, in either order, but for rounding."""
+    return (_falls(one, value) and _falls(value, other)) or (_falls(other, value) and _falls(value, one))
+
+
 def _falls(first: float, second: float) -> bool:
     return second <= first + SLACK * max(abs(first), abs(second))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from kvoffload.replay.bracket import Bracket, Each, broken
+from kvoffload.replay.bracket import Bracket, Each, between, broken
 from kvoffload.replay.report import percentile
 from kvoffload.testing.engine import Sequence as Request
 
@@ -235,9 +235,7 @@ class SessionReport:
         none, best = runs["no offload"], runs["infinite"]
         mine = self.runs[0]
         return [
-            name
-            for name, value in BRACKETED.items()
-            if not min(value(none), value(best)) <= value(mine) <= max(value(none), value(best))
+            name for name, value in BRACKETED.items() if not between(value(none), value(mine), value(best))
         ]
 
     def to_dict(self) -> dict[str, Any]:

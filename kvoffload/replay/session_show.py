@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -16,7 +17,12 @@ def session_table(report: SessionReport) -> Group:
     """The report for people, within 80 columns: the replay and its controls side by side."""
     setup = report.setup
     title = f"{setup.sessions} live sessions of {setup.trace}"
-    grid = Table(title=title if len(title) <= 76 else f"{setup.sessions} live sessions", width=78)
+    grid = Table(
+        title=title if len(title) <= 76 else f"{setup.sessions} live sessions",
+        width=78,
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
     grid.add_column("virtual time")
     for run in report.runs:
         grid.add_column(run.name, justify="right")
@@ -50,7 +56,9 @@ def _outside(report: SessionReport) -> str:
 
 def _alone(report: SessionReport) -> Table:
     """The bracket that must hold, of every request."""
-    grid = Table(title="the same requests one by one, in the order of the trace", width=78)
+    grid = Table(
+        title="the same requests one by one, in the order of the trace", width=78, box=SIMPLE_HEAD, padding=0
+    )
     grid.add_column("of each request")
     for name in CONTROLS:
         grid.add_column(name, justify="right")
