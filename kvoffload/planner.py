@@ -7,7 +7,6 @@ owns a Planner. Until every rank has attached, everything is a miss.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from kvoffload.agreement import agree, common_records
@@ -18,7 +17,6 @@ from kvoffload.index import Index
 from kvoffload.inflight import InFlight, LateJobs, RequestId, Running
 from kvoffload.layout import Layout
 from kvoffload.live import LiveRequests, covered, fork_point, newly_produced, restorable
-from kvoffload.loads import Loads
 from kvoffload.messages import Geometry, Inventory, JobKind, Outcome, Plans
 from kvoffload.requests import (
     ChainLike,
@@ -30,35 +28,14 @@ from kvoffload.requests import (
     RequestInfo,
 )
 from kvoffload.stats import Counters, Stats
-from kvoffload.stores import Stores, WriteBudget
-from kvoffload.tails import Tails
+from kvoffload.tier_set import ExactSlots, Shared, TierSet, open_tiers
+
+__all__ = ["ExactSlots", "Planner"]
 
 HOST, DISK = 0, 1
 NOTHING = Plans()
-TRANSIENT = 3
-"""The kind under which the index knows a transient group."""
-
 FINISH_REASONS = {"": 0, "tool_use": 1, "end_turn": 2, "abort": 3, "preempt": 4, "length": 5}
 """How a request ended, as the index is told; any other word is 0, unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExactSlots:
-    """Slot counts instead of bytes, for replays of one group: the last slab of a tier is cut short. -1 = all."""
-
-    host: int = -1
-    transit: int = -1
-    disk: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiers:
-    """What exists once every rank has attached."""
-
-    index: Index
-    stores: Stores
-    loads: Loads
-    tails: Tails
 
 
 class Planner:
@@ -94,7 +71,7 @@ class Planner:
         self._reset_disk = False
         self._disk_ok = dict.fromkeys(range(ranks), True)
         self._now = 0.0
-        self._tiers: _Tiers | None = None
+        self._tiers: TierSet | None = None
         self.tells_events = events
         self._events: EventStream | None = None
 
@@ -115,7 +92,13 @@ class Planner:
         if len(self._inventories) == self.ranks:
             found = [self._inventories[r] for r in range(self.ranks)]
             self._geometry = agree(found)
-            self._tiers = _open_tiers(self, self._geometry, self._exact, self._inflight)
+            self._tiers = open_tiers(
+                self.layout,
+                self.config,
+                self._geometry,
+                self._exact,
+                Shared(self._inflight, self.counters, self.alike),
+            )
             if not self._reset_disk:
                 self.counters.add("restored", self._tiers.index.restore(common_records(found)))
             self.requests.open(self._tiers.index)
@@ -332,38 +315,13 @@ class Planner:
         )
 
 
-def _give_up(running: Running, tiers: _Tiers) -> bool:
+def _give_up(running: Running, tiers: TierSet) -> bool:
     """Nobody is to wait for these blocks any more. True if the job may be cancelled, since it touches no page; a
     store goes on until the device confirms: its pages are being read."""
     tiers.index.expire(running.copies)
     if running.load:
         tiers.loads.overdue(running)
     return running.job.kind is not JobKind.STORE
-
-
-def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, inflight: InFlight) -> _Tiers:
-    layout, config, counters = planner.layout, planner.config, planner.counters
-    index = Index(
-        [
-            (TRANSIENT if g.transient else int(g.kind), m, g.lookback)
-            for g, m in zip(layout.groups, layout.multiples, strict=True)
-        ],
-        layout.base_tokens,
-        [0 if g.transient else n for g, n in zip(layout.groups, geometry.slots_per_slab, strict=True)],
-        geometry.host_slabs,
-        geometry.transit_slabs,
-        geometry.disk_slabs,
-        host_slots=exact.host,
-        transit_slots=exact.transit,
-        disk_slots=exact.disk,
-        host_policy=config.host_policy,
-        disk_policy=config.disk_policy,
-        disk_admission=config.disk_admission,
-    )
-    ranks = planner.alike
-    tails = Tails(layout, index, counters, config.retention)
-    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget), ranks, tails)
-    return _Tiers(index, stores, Loads(layout, index, inflight, counters, ranks), tails)
 
 
 def _switch_disk(index: Index, counters: Counters, before: bool, after: bool) -> None:

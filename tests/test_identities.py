@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from kvoffload.cli import app
 from kvoffload.replay.base import requests_of
-from kvoffload.replay.commands import Options, run_replay
 from kvoffload.replay.identities import Counts, broken_identities
 from kvoffload.replay.oracle_lru import simulate, victim_hits
+from kvoffload.replay.run import Options, run_replay
 from kvoffload.replay.session_run import SessionOptions, run_sessions
 from kvoffload.replay.sessions import Schedule
 from kvoffload.traces.load import open_trace
