@@ -179,3 +179,22 @@ def test_events_are_values() -> None:
     assert event == Removed("host", 0, (b"k" * 16,)) != replace(event, medium="disk")
     with pytest.raises(FrozenInstanceError):
         event.group = 1  # type: ignore[misc]
+
+
+def test_what_reaches_a_disk_that_is_off_is_told_when_it_is_back() -> None:
+    """A write that ends while disk is off makes nothing visible; the listing after the switch has it."""
+    index = Index([(0, 1, 0)], 16, [8], 1, 1, 1)
+    stream = EventStream(Layout(16, (CacheGroup(0, GroupKind.FULL, 16, 4096),)), index)
+    segment, keys = index.open_segment(0.0), prompt(32).keys
+    copies, *_ = index.offer(segment, keys, [0], [2], [np.arange(2, dtype=np.int32)])
+    index.complete_store(copies, None)
+    writes = index.next_writes(2)
+    assert [type(e) for e in stream.take(True)] == [Stored, Stored]
+    index.set_online(1, False)
+    assert isinstance(stream.take(False)[0], Cleared)
+    index.complete_write(writes, None)
+    assert stream.take(False) == []
+    index.set_online(1, True)
+    back = stream.take(True)
+    assert back[0] == Cleared()
+    assert sum(len(e.keys) for e in stored(back, "disk")) == 2
