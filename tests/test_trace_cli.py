@@ -132,3 +132,14 @@ def test_convert_says_that_tokens_stay_behind(tmp_path: Path) -> None:
     made = run("convert", "synth:sessions=1,turns=2,max_context=8k,subagents=0", tmp_path / "a.jsonl")
     assert "token ids are left out" in made.stdout
     assert "token ids" not in run("convert", tmp_path / "a.jsonl", tmp_path / "b.jsonl").stdout
+
+
+def test_a_form_that_cannot_hold_a_trace_says_why(tmp_path: Path) -> None:
+    """Prompts whose blocks go on over turns have no delta form: the error says so, gives a way out, writes nothing."""
+    out = tmp_path / "d.jsonl"
+    done = run("convert", "synth:sessions=1,turns=2,max_context=8k,subagents=0", out, "--to", "delta")
+    assert done.exit_code == 2
+    assert "each turn starts a new block" in done.stderr
+    assert "--block-size" not in done.stderr
+    assert "use --to full or runs" in done.stderr
+    assert not out.exists()
