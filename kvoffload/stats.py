@@ -99,7 +99,7 @@ class Counters:
             raise ValueError(
                 f"counter {name} cannot go down by {-amount}; count the other event under its own name"
             )
-        self._totals[name] += amount
+        self._totals[name] += int(amount)
 
     def __getitem__(self, name: str) -> int:
         return self._totals[name]
