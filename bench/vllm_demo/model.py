@@ -1,4 +1,4 @@
-"""A Llama with random weights that depend on its KV cache: dummy weights of vLLM are so small that greedy tokens do not."""
+"""A Llama with random weights that depend on its KV cache; vLLM's dummy weights are so small that tokens hardly do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ CONFIG = {
 def make(folder: Path) -> Path:
     """Write config and weights into `folder`, unless they are there; the same in every run."""
     config = folder / "config.json"
-    if (folder / "model.safetensors").exists() and config.exists() and json.loads(config.read_text()) == CONFIG:
+    if (
+        (folder / "model.safetensors").exists()
+        and config.exists()
+        and json.loads(config.read_text()) == CONFIG
+    ):
         return folder
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

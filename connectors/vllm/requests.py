@@ -95,9 +95,7 @@ class Tracked:
     @classmethod
     def of(cls, request: Any, namespace: Namespace) -> Tracked:
         session, agent = session_of(request)
-        return cls(
-            request, GrownChain(namespace, request), RequestInfo(request.request_id, session, agent)
-        )
+        return cls(request, GrownChain(namespace, request), RequestInfo(request.request_id, session, agent))
 
     @property
     def tokens(self) -> int:
