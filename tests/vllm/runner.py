@@ -22,7 +22,6 @@ from tiny import MODELS, VOCABULARY
 
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # with one thread per process; spares each engine process its imports
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -64,8 +63,8 @@ class Engine:
     """One running engine; a context manager.
 
     options: kvoffload's configuration, None = no connector. multiprocess: scheduler and worker live in another
-    process; `scheduler` and `worker` are not to be had then. policy: vLLM's kv_load_failure_policy. changes: further
-    arguments of vllm.LLM.
+    process, started afresh (so the main module must be importable); `scheduler` and `worker` are not to be had then.
+    policy: vLLM's kv_load_failure_policy. changes: further arguments of vllm.LLM.
     """
 
     def __init__(
@@ -108,9 +107,14 @@ class Engine:
             raise
 
     def generate(
-        self, asked: Sequence[Prompt], tokens: int = 24, *, many: Sequence[Mapping[str, Any]] = (), **sampling: Any
+        self,
+        asked: Sequence[Prompt],
+        tokens: int = 24,
+        *,
+        many: Sequence[Mapping[str, Any]] = (),
+        **sampling: Any,
     ) -> Answers:
-        """Greedy answers of `tokens` tokens each. many: per prompt, further fields of vLLM's prompt (cache_salt, ...)."""
+        """Greedy answers of `tokens` tokens each. many: per prompt, more fields of vLLM's prompt (cache_salt, ...)."""
         from vllm import SamplingParams
 
         greedy = SamplingParams(

@@ -15,6 +15,8 @@ from typing import Any
 
 VOCABULARY = 512
 SCALE, VECTOR_SCALE = 0.25, 0.1
+TIED_SCALE = 0.02
+"""Of embeddings that are the output weights too: larger ones make a model that repeats its input."""
 
 COMMON: dict[str, Any] = {
     "bos_token_id": 1,
@@ -104,7 +106,7 @@ in four groups that overlay each other; gemma3 one full and five sliding."""
 def model(name: str, cache: Path, **changes: Any) -> Path:
     """The folder of the model of that name, made now if `cache` lacks it. changes: of its configuration."""
     config = {**MODELS[name], **changes}
-    recipe = json.dumps([config, SCALE, VECTOR_SCALE, Path(__file__).read_text()], sort_keys=True)
+    recipe = json.dumps([config, Path(__file__).read_text()], sort_keys=True)
     folder = cache / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
@@ -130,7 +132,8 @@ def _make(config: dict[str, Any], folder: Path) -> None:
     with torch.no_grad():
         for name, weights in network.named_parameters():
             if weights.dim() >= 2:
-                weights.copy_(SCALE * torch.randn_like(weights))
+                tied = config["tie_word_embeddings"] and "embed" in name
+                weights.copy_((TIED_SCALE if tied else SCALE) * torch.randn_like(weights))
             else:
                 centre = 1.0 if "norm" in name and not centred_norms else 0.0
                 weights.copy_(VECTOR_SCALE * torch.randn_like(weights) + centre)
