@@ -21,17 +21,22 @@ from setuptools.errors import CompileError
 GPU_ONLY = {
     "bind_gpu.cpp",
     "gpu_copier.cpp",
+    "gpu_events.cpp",
     "gpu_issue.cpp",
+    "gpu_pins.cpp",
     "gpu_plan.cpp",
-    "sim_runtime.cpp",
+    "gpu_store.cpp",
     "sim_control.cpp",
+    "sim_copies.cpp",
+    "sim_runtime.cpp",
 }
 CORE = sorted(str(p) for p in Path("csrc").glob("*.cpp") if p.name not in GPU_ONLY)
 GPU = [
     "csrc/gpu.cu",
-    *(f"csrc/{n}.cpp" for n in ("gpu_plan", "gpu_copier", "gpu_issue", "bind_gpu", "thread_pool")),
+    *(f"csrc/{n}.cpp" for n in ("gpu_plan", "gpu_copier", "gpu_issue", "gpu_store", "gpu_pins")),
+    *(f"csrc/{n}.cpp" for n in ("gpu_events", "bind_gpu", "thread_pool")),
 ]
-SIM = ["csrc/sim_runtime.cpp", "csrc/sim_control.cpp"]
+SIM = ["csrc/sim_runtime.cpp", "csrc/sim_control.cpp", "csrc/sim_copies.cpp"]
 FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"]
 CUDA_ARCHS = "80 86 89 90 100 120"
 

@@ -91,6 +91,8 @@ void bind_copier(py::module_& m) {
     py::class_<GpuCopier>(m, "GpuCopier", py::module_local())
         .def(py::init(&make_copier), py::arg("base"), py::arg("space"), py::arg("pools"), py::arg("modes"))
         .def("add_pinned", &GpuCopier::add_pinned, py::arg("base"), py::arg("bytes"))
+        .def("withdraw_pinned", &GpuCopier::withdraw_pinned, py::call_guard<py::gil_scoped_release>())
+        .def("forget_pinned", &GpuCopier::forget_pinned, py::call_guard<py::gil_scoped_release>())
         .def(
             "submit",
             [](GpuCopier& copier, const py::array& copies, bool to_device, std::uintptr_t event,

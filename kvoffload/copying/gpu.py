@@ -93,7 +93,7 @@ class GpuCopyEngine(CopyEngine):
             raise ConfigError(f"device {self._device} cannot be used: {error}") from error
         self._copier = copier
         self._pinned = PinnedArena(
-            self._module, self._device, arena, copier.add_pinned, chunk_bytes=self._options.pin_chunk
+            self._module, self._device, arena, copier, chunk_bytes=self._options.pin_chunk
         )
 
     def submit(self, copies: Copies, direction: Direction, after: object) -> int:
