@@ -90,6 +90,7 @@ class DeviceWorld:
         self,
         page_bytes=(4096, 4096),
         mode="staged",
+        *,
         pages=64,
         options=SMALL,
         slabs=2,

@@ -234,7 +234,7 @@ def test_waiting_probes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     fault.healthy = False
     for _ in range(50):
         bench.mover.poll()
-    assert bench.mover._writes._work_queue.qsize() <= 1
+    assert bench.mover._writes.waiting <= 1
     stuck.set()
     fault.healthy = True
     bench.mover.close()

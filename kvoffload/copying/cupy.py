@@ -125,6 +125,10 @@ class CupyCopyEngine(CopyEngine):
 
     # ---- CopyEngine ----
 
+    @property
+    def streams(self) -> bool:
+        return True
+
     def register(self, layout: Layout, pools: Pools, arena: HostArena) -> None:
         check_pools(layout, pools)
         self.close()

@@ -73,6 +73,10 @@ class GpuCopyEngine(CopyEngine):
         self._copier: Copier | None = None
         self._pinned: PinnedArena | None = None
 
+    @property
+    def streams(self) -> bool:
+        return True
+
     def register(self, layout: Layout, pools: Pools, arena: HostArena) -> None:
         if len(pools) != len(layout.groups):
             raise LayoutError(

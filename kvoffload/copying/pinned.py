@@ -35,8 +35,8 @@ class PinnedArena:
     """Page-locks an arena chunk by chunk on a thread of its own; what is not locked (yet) is copied from as it is.
 
     Chunks end on slab borders, so no slot lies in two. A failed call ends the locking: one message, no second try, and
-    what was locked is unlocked again, for the machine is short of it. The thread runs on the CPUs of the device's memory node, so that pages first touched by
-    the locking lie there. Lifetime: close() before the arena is closed.
+    what was locked is unlocked again, for the machine is short of it. The thread runs on the CPUs of the device's
+    memory node, so that pages first touched by the locking lie there. Lifetime: close() before the arena is closed.
     """
 
     def __init__(
@@ -114,8 +114,9 @@ class PinnedArena:
         locked = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
         return (
             f"page-locking {nbytes} bytes of host memory failed ({error}) after {self.pinned_bytes} of "
-            f"{self._arena.nbytes} bytes, which are unlocked again; {available_host_bytes()} bytes of memory are available, the limit "
-            f"of locked memory (ulimit -l) is {locked}. Copies go on with memory that is not locked, more slowly; "
+            f"{self._arena.nbytes} bytes, which are unlocked again; {available_host_bytes()} bytes of memory are "
+            f"available, the limit of locked memory (ulimit -l) is {locked}. Copies go on with memory that is not "
+            "locked, more slowly; "
             "lower host_bytes or raise the limit"
         )
 
