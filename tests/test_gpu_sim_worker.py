@@ -195,4 +195,5 @@ def test_the_reference_engine_over_a_device_with_streams(tmp_path, monkeypatch, 
             engine.device.forget()
         assert engine.device.mismatches == 0
         assert rig.planner.stats().totals["used"] > 0
+        rig.local.drain()
         rig.check()
