@@ -59,8 +59,8 @@ def wanted(switch: str, tool: str | None, name: str) -> bool:
         raise SystemExit(f"{switch}={value}: must be auto, 0 or 1")
     if value == "1" and tool is None:
         raise SystemExit(
-            f"{switch}=1, but {name} was not found (looked in CUDA_HOME, CUDA_PATH, /usr/local/cuda, ROCM_PATH, "
-            f"/opt/rocm and PATH); install it or set {switch}=0"
+            f"{switch}=1, but {name} was not found (looked in CUDA_HOME, CUDA_PATH, ROCM_PATH and HIP_PATH, and where "
+            f"these are not set in /usr/local/cuda, /opt/rocm and PATH); install it or set {switch}=0"
         )
     if value == "auto" and tool is None:
         print(f"kvoffload: no {name} here, its module is not built")
@@ -68,11 +68,12 @@ def wanted(switch: str, tool: str | None, name: str) -> bool:
 
 
 def find_tool(name: str, variables: tuple[str, ...], default: str) -> str | None:
-    """The compiler in the first of: the folders that the variables name, the default folder, PATH."""
-    for root in (*(os.environ.get(v) for v in variables), default):
-        if root and os.access(Path(root) / "bin" / name, os.X_OK):
+    """The compiler in the folders that the variables name; where none of them is set, in the default folder or PATH."""
+    named = [root for v in variables if (root := os.environ.get(v))]
+    for root in named or [default]:
+        if os.access(Path(root) / "bin" / name, os.X_OK):
             return str(Path(root) / "bin" / name)
-    return shutil.which(name)
+    return None if named else shutil.which(name)
 
 
 def nvcc_command(nvcc: str) -> list[str]:
