@@ -65,7 +65,7 @@ def lock(sim, arena, chunk=4 * MIB, root=Path("/")):
     return locked, user.told
 
 
-def test_mem_01_chunks_end_on_slab_borders(sim):
+def test_MEM_01_chunks_end_on_slab_borders(sim):
     """MEM-01: a driver that refuses large calls takes the arena in chunks of whole slabs, all of it, none over."""
     sim.plant("register_call", 8 * MIB)
     arena = HostArena(3 * MIB, 5, make_layout(4096))
@@ -79,7 +79,7 @@ def test_mem_01_chunks_end_on_slab_borders(sim):
     arena.close()
 
 
-def test_mem_01_a_failed_pin_undoes_those_before(sim):
+def test_MEM_01_a_failed_pin_undoes_those_before(sim):
     """MEM-01: when a later chunk is refused those before it are unlocked, between the user's two calls, and no error
     is left pending: the same memory can be locked by somebody else."""
     sim.plant("register_total", 8 * MIB)
@@ -115,7 +115,7 @@ class LatePins:
 
 @pytest.mark.parametrize("mode", ["staged", "dma", "kernel"])
 @pytest.mark.parametrize("direction", Direction)
-def test_mem_01_copies_run_on_while_pins_are_undone(sim, mode, direction):
+def test_MEM_01_copies_run_on_while_pins_are_undone(sim, mode, direction):
     """MEM-01: memory is unlocked under no copy (the runtime refuses it), the engine's thread waits for nothing, and
     copies before, during and after are exact."""
     sim.plant("register_total", 4 * MIB)
@@ -151,7 +151,7 @@ def test_mem_01_copies_run_on_while_pins_are_undone(sim, mode, direction):
 
 @pytest.mark.parametrize("mode", ["staged", "dma", "kernel"])
 @pytest.mark.parametrize("direction", Direction)
-def test_mem_01_nothing_uses_withdrawn_memory(sim, mode, direction):
+def test_MEM_01_nothing_uses_withdrawn_memory(sim, mode, direction):
     """MEM-01: between withdrawing and forgetting locked memory no call touches it, submits are taken all the same, and
     their copies are done afterwards."""
     with DeviceWorld(mode=mode) as world:
@@ -172,7 +172,7 @@ def test_mem_01_nothing_uses_withdrawn_memory(sim, mode, direction):
         assert [place(b) for b in range(8)] == [world.content(b + number) for b in range(8)]
 
 
-def test_mem_01_closing_between_withdrawing_and_forgetting():
+def test_MEM_01_closing_between_withdrawing_and_forgetting():
     """MEM-01: an engine whose issuing threads are held back closes."""
     with DeviceWorld() as world:
         copier = world.copier._native()
@@ -186,7 +186,7 @@ def test_mem_01_closing_between_withdrawing_and_forgetting():
         assert ended
 
 
-def test_mem_01_closing_while_pins_are_undone(sim):
+def test_MEM_01_closing_while_pins_are_undone(sim):
     """MEM-01: an engine that is closed in the middle of unlocking ends, and nothing stays locked."""
     sim.plant("register_total", 4 * MIB)
     late = LatePins(sim)
@@ -202,7 +202,7 @@ def test_mem_01_closing_while_pins_are_undone(sim):
     world.arena.close()
 
 
-def test_mem_09_a_refused_pin_is_explained_once(sim, caplog):
+def test_MEM_09_a_refused_pin_is_explained_once(sim, caplog):
     """MEM-09: a refused pin says bytes asked, bytes locked, memory there is and the knob, and is final."""
     sim.plant("register_total", 8 * MIB)
     arena = HostArena(4 * MIB, 5, make_layout(4096))
@@ -222,7 +222,7 @@ def test_mem_09_a_refused_pin_is_explained_once(sim, caplog):
     arena.close()
 
 
-def test_mem_09_copies_go_on_and_later_pins_work(sim):
+def test_MEM_09_copies_go_on_and_later_pins_work(sim):
     """MEM-09: with an arena that is not locked all copies are exact; the refusal leaves nothing behind for others."""
     sim.plant("register_total", 4 * MIB)
     with DeviceWorld(
@@ -286,7 +286,7 @@ def fake_machine(root, node, cpus):
         (folder / "cpulist").write_text(cpus + "\n")
 
 
-def test_mem_10_pages_are_locked_near_the_device(sim, tmp_path):
+def test_MEM_10_pages_are_locked_near_the_device(sim, tmp_path):
     """MEM-10: the thread that touches host memory first runs on the CPUs of the device's node, and no other does."""
     allowed = os.sched_getaffinity(0)
     mine = max(allowed)
@@ -304,7 +304,7 @@ def test_mem_10_pages_are_locked_near_the_device(sim, tmp_path):
 
 
 @pytest.mark.parametrize("node", [-1, 3])
-def test_mem_10_no_topology_works(sim, tmp_path, caplog, node):
+def test_MEM_10_no_topology_works(sim, tmp_path, caplog, node):
     """MEM-10: where the node or its CPUs are not known all memory is locked just the same; a known node warns."""
     fake_machine(tmp_path, node, "")
     arena = HostArena(4 * MIB, 1, make_layout(4096))
@@ -315,7 +315,7 @@ def test_mem_10_no_topology_works(sim, tmp_path, caplog, node):
     arena.close()
 
 
-def test_mem_11_groups_without_bytes(sim):
+def test_MEM_11_groups_without_bytes(sim):
     """MEM-11: a group with no bytes on this rank registers nothing and stops nothing."""
     layout = Layout(16, (CacheGroup(0, GroupKind.FULL, 16, 0), CacheGroup(1, GroupKind.FULL, 16, 4096)))
     with DeviceWorld(page_bytes=(4096,)) as world:
@@ -346,8 +346,8 @@ KILLED = """
 """
 
 
-def test_a_killed_process_leaves_nothing():
-    """Host memory is anonymous: after SIGKILL no file of it is left for the next start to trip over."""
+def test_MEM_03_a_killed_process_leaves_nothing():
+    """MEM-03: host memory is anonymous: after SIGKILL no file of it is left for the next start to trip over."""
     folders = [Path("/dev/shm"), Path("/tmp")]
     before = {p for f in folders if f.is_dir() for p in f.iterdir() if "kvoffload" in p.name}
     root = str(Path(kvoffload.__file__).parents[1])
@@ -375,7 +375,7 @@ def test_any_failure_to_count_devices_is_no_device(sim, error):
     assert native.load("_sim").devices == 1
 
 
-def test_copy_11_modules_import_without_a_driver():
+def test_COPY_11_modules_import_without_a_driver():
     """COPY-11: a device module that was built imports without a driver and counts its devices, or says why not."""
     found = {f.name: f for f in native.device_modules()}
     assert set(found) == {"_cuda", "_hip"}

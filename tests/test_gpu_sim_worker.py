@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from gpu_world import PATIENCE, SMALL, SparseMemory
 
@@ -87,7 +89,7 @@ class Worker:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_store_reads_after_the_forward_and_before_the_next(sim, mode):
+def test_ORDER_01_a_store_reads_after_the_forward_and_before_the_next(sim, mode):
     """ORDER-01: pages that slow work fills are stored as filled, though the forward's stream fills them again behind
     after_forward; the fill comes from another stream, so only the point orders it."""
     with Worker(sim, mode) as worker:
@@ -110,7 +112,7 @@ def test_a_store_reads_after_the_forward_and_before_the_next(sim, mode):
 
 @pytest.mark.parametrize("flags", [0, CopyFlag.READ])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_load_writes_after_the_last_reader(sim, mode, flags):
+def test_ORDER_04_a_load_writes_after_the_last_reader(sim, mode, flags):
     """ORDER-04: pages that slow work of the forward's stream still reads are read as they were; then they have the
     loaded bytes, which come from host or from disk."""
     with Worker(sim, mode) as worker:
@@ -180,17 +182,21 @@ class Adapter(MoverConnector):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_reference_engine_over_a_device_with_streams(tmp_path, monkeypatch, mode):
-    """Requests through host and disk with the pages behind the device copier: no byte is wrong, and both were hit."""
+def test_ORDER_03_many_requests_over_a_device_with_streams(tmp_path, monkeypatch, mode):
+    """ORDER-03: drawn prefixes come and go, many at once, through few pages, host and disk, with the pages behind the
+    device copier: no page ever holds another prefix's bytes, and loads were used."""
     monkeypatch.setattr(
         rig_module, "CpuCopyEngine", lambda: GpuCopyEngine(native.simulation(), 0, mode, SMALL)
     )
     monkeypatch.setattr("kvoffload.testing.engine.drive.MoverConnector", lambda mover, _: Adapter(mover))
-    with Rig(Sizes(host=2, transit=1, disk=16, pages=40), path=tmp_path) as rig:
+    draw = random.Random(3)
+    with Rig(Sizes(host=2, transit=1, disk=16, pages=64), path=tmp_path) as rig:
         engine = engine_over(rig)
-        for number in range(8):
-            text = random_keys(20, seed=number % 4)
-            engine.add(Sequence(RequestInfo(number), text, 16, prompt=300, output=5))
+        for turn in range(6):
+            for number in range(8):
+                text = random_keys(20, seed=draw.randrange(10))
+                prompt = draw.randrange(40, 300)
+                engine.add(Sequence(RequestInfo(8 * turn + number), text, 16, prompt=prompt, output=5))
             settle(engine)
             engine.device.forget()
         assert engine.device.mismatches == 0
