@@ -15,7 +15,7 @@ git ls-files -z --cached --others --exclude-standard | xargs -0 tar cf - 2>/dev/
 install() {
     local name=$1
     shift
-    "$python" -m venv "$scratch/$name"
+    [ -d "$scratch/$name" ] || "$python" -m venv "$scratch/$name"
     (cd "$scratch/tree" && rm -rf build ./*.egg-info &&
         env "$@" "$scratch/$name/bin/python" -m pip --disable-pip-version-check install -v .) >"$scratch/$name.log" 2>&1
 }
@@ -51,8 +51,8 @@ must_say() {
     }
 }
 
-refused cuda-missing 'KVOFFLOAD_CUDA=1, but nvcc was not found' KVOFFLOAD_CUDA=1 CUDA_HOME="$nowhere"
-refused hip-missing 'KVOFFLOAD_HIP=1, but hipcc was not found' KVOFFLOAD_HIP=1 ROCM_PATH="$nowhere" KVOFFLOAD_CUDA=0
+refused refused 'KVOFFLOAD_CUDA=1, but nvcc was not found' KVOFFLOAD_CUDA=1 CUDA_HOME="$nowhere"
+refused refused 'KVOFFLOAD_HIP=1, but hipcc was not found' KVOFFLOAD_HIP=1 ROCM_PATH="$nowhere" KVOFFLOAD_CUDA=0
 
 variants=(plain)
 install plain CUDA_HOME="$nowhere" ROCM_PATH="$nowhere" || { tail -n 40 "$scratch/plain.log"; exit 1; }
