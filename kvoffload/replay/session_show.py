@@ -11,12 +11,13 @@ from rich.table import Table
 from kvoffload.replay.bracket import CONTROLS
 from kvoffload.replay.session_report import PERCENTS, Figures, SessionReport
 from kvoffload.replay.show import as_bytes, as_percent
+from kvoffload.traces.synth_spec import shown
 
 
 def session_table(report: SessionReport) -> Group:
     """The report for people, within 80 columns: the replay and its controls side by side."""
     setup = report.setup
-    title = f"{setup.sessions} live sessions of {setup.trace}"
+    title = f"{setup.sessions} live sessions of {shown(setup.trace)}"
     grid = Table(
         title=title if len(title) <= 76 else f"{setup.sessions} live sessions",
         width=78,
