@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from kvoffload.index import EntryFlag as F
 
 HOST, DISK = 0, 1
+FULL = 0
+SUPERSEDED = 0
+"""The segment of what goes first. Nobody opens or touches it."""
 VALID = (F.HOST_VALID, F.DISK_VALID)
 BUSY = (F.HOST_BUSY, F.DISK_BUSY)
 NO_FLAGS = F(0)
@@ -122,12 +125,13 @@ class IndexState:
         disk_admission: int = 1,
         max_pending: int,
     ) -> None:
+        self.kinds = [g[0] for g in groups]
         self.multiples = [g[1] for g in groups]
         self.arena = [SlabModel(0, slabs[0], slots_per_slab), SlabModel(0, slabs[2], slots_per_slab)]
         self.transit = SlabModel(slabs[0], slabs[1], slots_per_slab)
         self.table: dict[tuple[int, bytes], Block] = {}
-        self.segments: dict[int, list[Block]] = {}
-        self.order: dict[int, int] = {}
+        self.segments: dict[int, list[Block]] = {SUPERSEDED: []}
+        self.order: dict[int, int] = {SUPERSEDED: 0}
         self.open: set[int] = set()
         self.clock = 0
         self.queue: list[Block] = []
@@ -151,7 +155,7 @@ class IndexState:
         self._forget_if_done(segment)
 
     def _forget_if_done(self, segment: int) -> None:
-        if segment not in self.open and not self.segments[segment]:
+        if segment not in {*self.open, SUPERSEDED} and not self.segments[segment]:
             del self.segments[segment], self.order[segment]
 
     def _touch(self, segment: int) -> None:
@@ -229,15 +233,40 @@ class IndexState:
             slab = self._idle_slab(tier, x, keys, victim)
             if slab is not None:
                 for block in [b for slot, b in sorted(arena.used.items()) if slot >> 16 == slab]:
-                    self._lose_slot(block, tier)
-                    self._settle(block)
+                    self._evict(block, tier, x, keys)
             elif victim is not None:
-                self._lose_slot(victim, tier)
-                self._settle(victim)
+                self._evict(victim, tier, x, keys)
             if not arena.can_promise(x.group):
                 return False
         arena.promised[x.group] += 1
         return True
+
+    def _evict(self, block: Block, tier: int, x: Place, keys: NDArray[np.uint8]) -> None:
+        """A full block that no tier holds then takes what lies beyond it along."""
+        segment, start = block.segment, block.end - self.multiples[block.group]
+        assert segment is not None
+        self._lose_slot(block, tier)
+        self._settle(block)
+        if self.kinds[block.group] != FULL or block.slot != [-1, -1]:
+            return
+        for group, kind in enumerate(self.kinds):
+            for t in (HOST, DISK):
+                if kind != FULL:
+                    self._drop_beyond(segment, start, (group, t), x, keys)
+
+    def _drop_beyond(
+        self, segment: int, start: int, where: tuple[int, int], x: Place, keys: NDArray[np.uint8]
+    ) -> None:
+        """Of one group, in one tier: from the deepest block up to the first that may not go."""
+        group, tier = where
+        for block in reversed(self.segments.get(segment, [])[:]):
+            if block.group != group or block.slot[tier] < 0:
+                continue
+            waits = self.spare_unwritten and F.WANT_DISK in block.flags
+            if block.end <= start or block.pins or waits or self._own_prefix(block, x, keys):
+                return
+            self._lose_slot(block, tier)
+            self._settle(block)
 
     # Blocks.
 
