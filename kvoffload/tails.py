@@ -65,8 +65,7 @@ class Tails:
             for g in self._groups
         ]
         for spans in _rounds(extra):
-            begins, ends = [b for b, _ in spans], [e for _, e in spans]
-            self._counters.add("pruned", self._index.retire(state.segment, keys, begins, ends))
+            self._counters.add("pruned", self._index.retire(state.segment, keys, *_columns(spans)))
         if state.info.session and self.by_boundary:
             self._supersede(state, keys, bounds)
 
@@ -83,12 +82,17 @@ class Tails:
             spans = self._rule.tail(boundary)
             for kept in (*now, *bounds.forks):
                 spans = [_without(a, b) for a, b in zip(spans, self._rule.tail(kept), strict=True)]
-            begins, ends = [b for b, _ in spans], [e for _, e in spans]
-            self._counters.add("superseded", self._index.supersede(state.segment, keys, begins, ends))
+            count = self._index.supersede(state.segment, keys, *_columns(spans))
+            self._counters.add("superseded", count)
         last = tuple((end, keys[end // self._base - 1].tobytes()) for end in now)
         self._sessions[state.info.session] = _Left(last)
         if len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
+
+
+def _columns(spans: list[Span]) -> tuple[list[int], list[int]]:
+    """Begins and ends."""
+    return [begin for begin, _ in spans], [end for _, end in spans]
 
 
 def _rounds(spans: list[list[Span]]) -> list[list[Span]]:

@@ -137,9 +137,11 @@ def test_without_any_slot_a_copy_waits_until_there_is_one():
     assert w.index.usage(0)["groups"][0]["pinned"] == 0
 
 
-def test_a_late_read_is_not_waited_for():
-    """The first load is past its deadline and still holds the slots: the second reads into transit beside it."""
-    w = Waiting()
+@pytest.mark.parametrize("host", [2, 6])
+def test_a_late_read_is_not_waited_for(host):
+    """The first load is past its deadline and still holds the slots: the second reads into transit beside it, also
+    where host has room, since a block has one place there."""
+    w = Waiting(host=host)
     w.index.expire(w.first)
     assert w.index.ready(w.second)
     assert set(w.second["flags"]) == {READ | TRANSIT}
@@ -177,6 +179,38 @@ def test_what_no_tier_has_any_more_is_given_up(how):
     assert w.index.ready(w.second)
     assert set(w.second["flags"]) == {0}
     assert w.second["host"].tolist() == [-1] * BLOCKS
+    w.end_second()
+
+
+def test_a_copy_follows_its_block_to_another_slot():
+    """The read is given up, other blocks take its slots, and a third load reads the block elsewhere: the second waits
+    for that place and finds the bytes there."""
+    w = Waiting(host=6)
+    w.end_first(Status.NOT_DONE)
+    w.store(chain(1))
+    third = w.load()
+    assert set(third["flags"]) == {READ}
+    assert not {*third["host"].tolist()} & {*w.first["host"].tolist()}
+    assert not w.index.ready(w.second)
+    assert w.second["host"].tolist() == third["host"].tolist()
+    w.index.complete_load(third, None)
+    fourth = w.load()
+    assert w.index.ready(w.second)
+    assert w.second["host"].tolist() == fourth["host"].tolist()
+    w.index.complete_load(fourth, None)
+    w.end_second()
+
+
+def test_a_copy_that_was_not_asked_in_between_finds_the_new_slot():
+    """As above, but the third load has ended before the second one looks again."""
+    w = Waiting(host=6)
+    w.end_first(Status.NOT_DONE)
+    w.store(chain(1))
+    third = w.load()
+    w.index.complete_load(third, None)
+    assert w.index.ready(w.second)
+    assert set(w.second["flags"]) == {0}
+    assert w.second["host"].tolist() == third["host"].tolist()
     w.end_second()
 
 

@@ -175,6 +175,19 @@ def test_superseded_tails_go_first(policy: str) -> None:
         rig.check()
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_two_sessions_use_is_superseded_only_where_nobody_learns(policy: str) -> None:
+    """Two sessions resume at the end of one prompt. When the first goes on, a policy that knows who used what keeps
+    that tail in its order."""
+    with Rig(Sizes(host=40), layout=layout(), config=Config(host_policy=policy)) as rig:
+        trunk = list(range(10))
+        turn(rig, Keys.of(trunk), 10, "first")
+        assert turn(rig, Keys.of([*trunk, *range(100, 110)]), 20, "second") == 160
+        assert turn(rig, Keys.of([*trunk, *range(200, 210)]), 20, "first") == 160
+        assert rig.planner.counters["superseded"] == (3 if policy == "lru" else 0)
+        rig.check()
+
+
 @pytest.mark.parametrize("policy", [p for p in POLICIES if p != "rri"])  # it refuses the newcomer
 def test_a_dropped_end_takes_the_windows_beyond_it_along(policy: str) -> None:
     """Full blocks are short of room: the blocks of the windows of a session whose end they give up go with it, although

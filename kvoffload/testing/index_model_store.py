@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from kvoffload.index import EntryFlag as F
 from kvoffload.messages import CopyFlag, Status
-from kvoffload.testing.index_state import DISK, HOST, SUPERSEDED, Block, IndexState, Place
+from kvoffload.testing.index_room import RoomModel
+from kvoffload.testing.index_state import DISK, HOST, SUPERSEDED, Block, Place
 
 Keys = NDArray[np.uint8]
 Copies = NDArray[np.void]
 
 
-class StoreModel(IndexState):
+class StoreModel(RoomModel):
     """Offers, writes and whole-index calls. Methods mirror Index; `given` is what the index answered."""
 
     # Batches.
