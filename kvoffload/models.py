@@ -129,8 +129,8 @@ MODELS = {
                 ModelGroup("state", "state", 36, 256, 32 * 128 * 128 * 4 + 3 * 8192 * 2),
             ),
         ),
-        _deepseek_v4("deepseek-v4", 61, 30, 31),
-        _deepseek_v4("deepseek-v4-flash", 43, 21, 20),
+        _deepseek_v4("deepseek-v4", 43, 21, 20),
+        _deepseek_v4("deepseek-v4-pro", 61, 30, 31),
     )
 }
 

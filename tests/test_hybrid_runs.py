@@ -150,7 +150,7 @@ def test_models_have_the_bytes_per_token_of_their_configurations() -> None:
     assert found["gpt-oss-120b"] == [18 * 2048, 18 * 2048]
     assert found["qwen3-next-80b"] == [12 * 2048, 36 * (2097152 + 49152) / 256]
     entry, carry = 448 + 2 * 64 + 8, 8 * 4 * (4 * 512 + 4 * 128)
-    for name, layers, per_4, per_128 in (("deepseek-v4", 61, 30, 31), ("deepseek-v4-flash", 43, 21, 20)):
+    for name, layers, per_4, per_128 in (("deepseek-v4", 43, 21, 20), ("deepseek-v4-pro", 61, 30, 31)):
         assert found[name] == [
             per_4 * entry / 4,
             per_4 * 132 / 4,
