@@ -43,12 +43,12 @@ def size_slabs(layout: Layout, host_bytes: int, disk_bytes: int, sharers: int = 
     needed = sharers if disk_bytes else 1
     if total <= needed:
         raise ConfigError(
-            f"host_bytes gives {host_bytes} bytes to {_ranks(sharers)}; one slab of {slab_bytes} bytes for blocks and"
+            f"host_bytes gives {host_bytes} {_given_to(sharers)}; one slab of {slab_bytes} bytes for blocks and"
             f" {needed} for transit need {(needed + 1) * slab_bytes}: raise host_bytes"
         )
     if disk_bytes and disk_bytes < slab_bytes:
         raise ConfigError(
-            f"disk_bytes gives {disk_bytes} bytes to {_ranks(sharers)}; one slab needs {slab_bytes}: raise disk_bytes"
+            f"disk_bytes gives {disk_bytes} {_given_to(sharers)}; one slab needs {slab_bytes}: raise disk_bytes"
         )
     transit = 1
     if disk_bytes:
@@ -56,8 +56,8 @@ def size_slabs(layout: Layout, host_bytes: int, disk_bytes: int, sharers: int = 
     return Slabs(slab_bytes, total - needed * transit, transit, disk_bytes // slab_bytes)
 
 
-def _ranks(count: int) -> str:
-    return "this rank" if count == 1 else f"{count} ranks that share them"
+def _given_to(ranks: int) -> str:
+    return "bytes to this rank" if ranks == 1 else f"bytes to {ranks} ranks that share them"
 
 
 def size_ranks(layouts: Sequence[Layout], host_bytes: int, disk_bytes: int, copies: int = 1) -> list[Slabs]:
