@@ -110,12 +110,13 @@ void Lineage::find_split(std::uint32_t segment, const std::vector<Touched>& touc
 
 void Lineage::use(std::uint32_t from, std::uint32_t to, const Touched& first, std::uint32_t end,
                   std::uint32_t blocks, double now) {
-    for (Policy* p : learners_) p->on_use(from, to, blocks, now);
+    for (Policy* p : learners_) p->on_use(from == kSuperseded ? kNone : from, to, blocks, now);
     Node& t = nodes_[to];
     t.low = t.blocks == 0 ? first.before : std::min(t.low, first.before);
     t.blocks += blocks;
     if (from == kNone) return;
     nodes_[from].blocks -= blocks;
+    if (from == kSuperseded) return;
     nodes_[from].low = std::max(nodes_[from].low, end);
     cuts_.push_back(Cut{from, end});
 }
@@ -171,6 +172,14 @@ void Lineage::restored(std::uint32_t segment, std::uint32_t count, double now) {
     for (Policy* p : learners_) p->on_use(kNone, segment, count, now);
     nodes_[segment].blocks += count;
 }
+
+void Lineage::superseded(std::uint32_t segment, double now) {
+    for (Policy* p : learners_) p->on_forget(segment, 1, now);
+    --nodes_[segment].blocks;
+    ++nodes_[kSuperseded].blocks;
+}
+
+void Lineage::left_superseded() { --nodes_[kSuperseded].blocks; }
 
 void Lineage::revived(std::uint64_t ghost) {
     const std::uint32_t id = ghosts_.find(ghost);

@@ -52,6 +52,11 @@ class Lineage {
     void buried(std::uint32_t segment, std::uint64_t ghost) {
         ghosts_.add(ghost, segment, nodes_[segment].ghosts);
     }
+    // Whether two streams have used the segment.
+    bool shared(std::uint32_t segment) const { return nodes_[segment].kind == Kind::kShared; }
+    // A block goes from the segment to kSuperseded, of which nothing is learned, or out of that.
+    void superseded(std::uint32_t segment, double now);
+    void left_superseded();
     // The block has an entry again, in the segment where its ghost is.
     void revived(std::uint64_t ghost);
     // The segment of a ghost, kNone if it is unknown.
