@@ -1,7 +1,7 @@
 #include "hazard.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
 namespace kvoffload {
 
@@ -14,13 +14,6 @@ constexpr double kSlack = 5;  // seconds
 
 }  // namespace
 
-int Hazards::bin_of(double age) {
-    if (!(age >= kFirst)) return 0;
-    int octave = 0;
-    const double m = std::frexp(age / kFirst, &octave);  // age = m 2^octave kFirst, m in [0.5, 1)
-    return std::min(2 * octave - 1 + (m >= kHalfOctave / 2 ? 1 : 0), kBins - 1);
-}
-
 Hazards::Hazards() {
     double edge = kFirst;
     for (int b = 1; b < kBins; ++b) {
@@ -29,6 +22,8 @@ Hazards::Hazards() {
     }
     for (int b = 0; b + 1 < kBins; ++b) width_[at(b)] = low_[at(b + 1)] - low_[at(b)];
     width_[kBins - 1] = low_[kBins - 1];
+    for (int b = 0; b + 1 < kBins; ++b) next_[at(b)] = low_[at(b + 1)];
+    next_[kBins - 1] = std::numeric_limits<double>::infinity();
     rebuild();
 }
 

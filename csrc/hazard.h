@@ -24,7 +24,8 @@ class Hazards {
     static int class_of(Kind kind, Pace pace, int finish) {
         return (static_cast<int>(kind) * kPaces + static_cast<int>(pace)) * kFinishes + finish;
     }
-    static int bin_of(double age);
+    // The bin after `bin` begins at this age; beyond all ages for the last one.
+    double next_begins(int bin) const { return next_[at(bin)]; }
 
     Hazards();
 
@@ -56,7 +57,7 @@ class Hazards {
     void solve(const Row& hazard, Row& value) const;
 
     Rows risk_{}, reused_{}, censored_{}, passing_{}, value_{};
-    Row low_{}, width_{};
+    Row low_{}, width_{}, next_{};
 };
 
 }  // namespace kvoffload

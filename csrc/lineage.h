@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "branches.h"
 #include "ghosts.h"
 #include "policy.h"
 #include "streams.h"
@@ -64,7 +65,11 @@ class Lineage {
     }
     std::uint32_t head(std::uint32_t segment) const { return nodes_[segment].head; }
     // Something that the tier holds hangs below the block of the segment that ends at `end`.
-    bool blocked(std::uint32_t segment, int tier, std::uint32_t end) const;
+    bool blocked(std::uint32_t segment, int tier, std::uint32_t end) const {
+        return branches_.blocked(segment, tier, end);
+    }
+    // The segment's first block came to the tier (true) or its last one left (false).
+    void resident(std::uint32_t segment, int tier, bool there) { branches_.resident(segment, tier, there); }
 
     std::uint64_t ghost_blocks() const { return ghosts_.size(); }
     std::uint32_t streams() const { return streams_.size(); }
@@ -82,7 +87,6 @@ class Lineage {
         std::uint32_t previous =
             kNone;  // the stream's tail before this request, while `serial` is that one's
         std::uint64_t serial = 0, previous_serial = 0;
-        std::uint32_t parent = kNone, at = 0, child = kNone, next = kNone, prev = kNone;
         Ghosts::List ghosts;
         Kind kind = Kind::kOwn;
         Pace pace = Pace::kUnknown;
@@ -100,8 +104,6 @@ class Lineage {
     void rehang(std::uint32_t segment);
     void leave_previous(std::uint32_t segment, std::uint32_t walked, double now);
     void set_class(std::uint32_t segment, Kind kind, Pace pace, double now);
-    void attach(std::uint32_t segment, std::uint32_t parent, std::uint32_t at);
-    void detach(std::uint32_t segment);
     void trim(double now);
     void forget(std::uint32_t segment, double now);
 
@@ -110,6 +112,7 @@ class Lineage {
     const std::uint64_t most_ghosts_;
     Streams streams_;
     Ghosts ghosts_;
+    Branches branches_;
     std::vector<Node> nodes_;  // by segment
     std::uint64_t requests_ = 0, serial_ = 0;
     std::vector<std::uint32_t> from_;  // of the running batch

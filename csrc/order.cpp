@@ -141,6 +141,7 @@ void Order::leave(std::uint32_t segment, int tier) {
         if (policies_[tier]->learns()) scan.started = false;  // what it hung below may go now
     }
     policies_[tier]->on_resident(segment, false);
+    if (lineage_) lineage_->resident(segment, tier, false);
 }
 
 void Order::begin_batch() {

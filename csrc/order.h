@@ -76,7 +76,10 @@ class Order {
         const Entry& e = pool_[id];
         Tail& t = tails_[cell(e.segment, e.group, tier)];
         if (t.count++ == 0 || goes_before(t.tail, id)) t.tail = id;
-        if (segments_[e.segment].resident[tier]++ == 0) policies_[tier]->on_resident(e.segment, true);
+        if (segments_[e.segment].resident[tier]++ == 0) {
+            policies_[tier]->on_resident(e.segment, true);
+            if (lineage_) lineage_->resident(e.segment, tier, true);
+        }
     }
     // REQUIRES: the entry is still linked; its slot number may be gone already.
     void lost(std::uint32_t id, int tier) {
