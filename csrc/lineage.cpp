@@ -22,6 +22,7 @@ void Lineage::opened(std::uint32_t segment, std::uint64_t stream) {
     if (segment >= nodes_.size()) nodes_.resize(segment + 1);
     nodes_[segment] = Node{};
     branches_.open(segment);
+    recency_.touch(segment);
     nodes_[segment].name = stream;
     nodes_[segment].serial = ++serial_;
 }
@@ -114,8 +115,10 @@ void Lineage::use(std::uint32_t from, std::uint32_t to, const Touched& first, st
     Node& t = nodes_[to];
     t.low = t.blocks == 0 ? first.before : std::min(t.low, first.before);
     t.blocks += blocks;
+    recency_.add(to, blocks);
     if (from == kNone) return;
     nodes_[from].blocks -= blocks;
+    recency_.add(from, -std::int64_t{blocks});
     nodes_[from].low = std::max(nodes_[from].low, end);
     cuts_.push_back(Cut{from, end});
 }
@@ -151,12 +154,14 @@ void Lineage::closed(std::uint32_t segment, double now) { leave_previous(segment
 void Lineage::erased(std::uint32_t segment) {
     const Node& n = nodes_[segment];
     branches_.erase(segment);
+    recency_.erase(segment);
     if (n.stream != kNone && streams_.tail(n.stream) == segment) streams_.tail(n.stream) = kNone;
 }
 
 void Lineage::restored(std::uint32_t segment, std::uint32_t count, double now) {
     for (Policy* p : learners_) p->on_use(kNone, segment, count, now);
     nodes_[segment].blocks += count;
+    recency_.add(segment, count);
 }
 
 void Lineage::revived(std::uint64_t ghost) {
@@ -202,13 +207,14 @@ void Lineage::forget(std::uint32_t segment, double now) {
     Node& n = nodes_[segment];
     for (Policy* p : learners_) p->on_forget(segment, n.ghosts.count, now);
     n.blocks -= n.ghosts.count;
+    recency_.add(segment, -std::int64_t{n.ghosts.count});
     ghosts_.clear(n.ghosts);
     order_.erase_if_done(segment);
 }
 
 std::size_t Lineage::memory_bytes() const {
     return nodes_.capacity() * sizeof(Node) + ghosts_.memory_bytes() + streams_.memory_bytes() +
-           branches_.memory_bytes() + from_.capacity() * sizeof(std::uint32_t) +
+           branches_.memory_bytes() + recency_.memory_bytes() + from_.capacity() * sizeof(std::uint32_t) +
            cuts_.capacity() * sizeof(Cut);
 }
 

@@ -10,12 +10,14 @@
 // Thread: owned by the Order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "branches.h"
 #include "ghosts.h"
 #include "policy.h"
+#include "recency.h"
 #include "streams.h"
 
 namespace kvoffload {
@@ -44,6 +46,7 @@ class Lineage {
                double now);
     // The request touches these blocks. REQUIRES: begun.
     void relate(std::uint32_t segment, const std::vector<Touched>& touched, double now);
+    void touched(std::uint32_t segment) { recency_.touch(segment); }
     void closed(std::uint32_t segment, double now);
     void erased(std::uint32_t segment);
     // `count` blocks of unknown past, found on disk.
@@ -70,6 +73,13 @@ class Lineage {
     }
     // The segment's first block came to the tier (true) or its last one left (false).
     void resident(std::uint32_t segment, int tier, bool there) { branches_.resident(segment, tier, there); }
+
+    // Blocks used since the block of the segment that ends at `end` was, itself included: an LRU that holds
+    // at least so many holds it. Exact in layouts of one group.
+    std::uint64_t distance(std::uint32_t segment, std::uint32_t end) const {
+        const Node& n = nodes_[segment];
+        return recency_.above(segment) + std::min(n.blocks, end > n.low ? end - n.low : 1);
+    }
 
     std::uint64_t ghost_blocks() const { return ghosts_.size(); }
     std::uint32_t streams() const { return streams_.size(); }
@@ -113,6 +123,7 @@ class Lineage {
     Streams streams_;
     Ghosts ghosts_;
     Branches branches_;
+    Recency recency_;
     std::vector<Node> nodes_;  // by segment
     std::uint64_t requests_ = 0, serial_ = 0;
     std::vector<std::uint32_t> from_;  // of the running batch

@@ -79,6 +79,7 @@ void Order::erase_if_done(std::uint32_t segment) {
 void Order::touch(std::uint32_t segment, std::uint32_t blocks) {
     segments_[segment].order = ++order_;
     for (auto& p : policies_) p->on_touch(segment, order_, now_, blocks);
+    if (lineage_) lineage_->touched(segment);
     if (lineage_ && lineage_->head(segment) != kNone) touch(lineage_->head(segment), blocks);
 }
 

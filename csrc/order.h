@@ -76,6 +76,7 @@ class Order {
         const Entry& e = pool_[id];
         Tail& t = tails_[cell(e.segment, e.group, tier)];
         if (t.count++ == 0 || goes_before(t.tail, id)) t.tail = id;
+        ++resident_[tier];
         if (segments_[e.segment].resident[tier]++ == 0) {
             policies_[tier]->on_resident(e.segment, true);
             if (lineage_) lineage_->resident(e.segment, tier, true);
@@ -90,6 +91,7 @@ class Order {
         } else if (t.tail == id) {
             t.tail = next_tail(id, tier);
         }
+        --resident_[tier];
         if (--segments_[e.segment].resident[tier] == 0) leave(e.segment, tier);
     }
 
@@ -122,6 +124,12 @@ class Order {
     // Null if no policy learns.
     Lineage* lineage() { return lineage_.get(); }
     const Lineage* lineage() const { return lineage_.get(); }
+    // Linked blocks that have a slot in the tier.
+    std::uint64_t resident(int tier) const { return resident_[tier]; }
+    // See Policy::on_compared.
+    void compared(int tier, std::uint64_t own, std::uint64_t lru, std::uint64_t blocks) {
+        policies_[tier]->on_compared(own, lru, blocks);
+    }
     double now() const { return now_; }
     const Policy& policy(int tier) const { return *policies_[tier]; }
     std::uint32_t end(const Entry& e) const { return (e.depth + 1) * multiples_[e.group]; }
@@ -168,6 +176,7 @@ class Order {
     std::vector<std::uint32_t> free_;
     std::vector<Scan> scans_[kTiers];  // by group
     std::uint64_t order_ = 0;
+    std::uint64_t resident_[kTiers] = {0, 0};
     double now_ = 0;
 };
 

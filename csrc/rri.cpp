@@ -27,10 +27,12 @@ void RriPolicy::on_open(std::uint32_t segment, std::uint64_t order, double now) 
     r.origin = now;
     r.used = r.open = true;
     records_[segment] = r;
+    lru_.on_open(segment, order, now);
 }
 
-void RriPolicy::on_touch(std::uint32_t segment, std::uint64_t order, double now, std::uint32_t) {
+void RriPolicy::on_touch(std::uint32_t segment, std::uint64_t order, double now, std::uint32_t blocks) {
     seen(now);
+    lru_.on_touch(segment, order, now, blocks);
     Record& r = records_[segment];
     if (r.resident) unlink(segment);
     advance(r, now);
@@ -56,6 +58,7 @@ void RriPolicy::on_close(std::uint32_t segment, int reason, double now) {
 
 void RriPolicy::on_resident(std::uint32_t segment, bool resident) {
     Record& r = records_[segment];
+    lru_.on_resident(segment, resident);
     if (!resident) unlink(segment);
     r.resident = resident;
     if (!resident) return;
@@ -229,6 +232,7 @@ std::uint32_t RriPolicy::best_after(double least, int bucket) const {
 }
 
 std::uint32_t RriPolicy::next_victim(std::uint32_t after) const {
+    if (regret_.lost()) return lru_.next_victim(after);
     if (after == kNone) return best_after(0, -1);
     const Record& r = records_[after];
     return r.next != kNone ? r.next : best_after(value(r.bucket), r.bucket);
@@ -237,13 +241,14 @@ std::uint32_t RriPolicy::next_victim(std::uint32_t after) const {
 bool RriPolicy::displaces(std::uint32_t newcomer, std::uint32_t victim) const {
     if (keeps_) return true;
     const Record &n = records_[newcomer], &v = records_[victim];
+    if (regret_.lost()) return n.order > v.order;
     const double mine = value(bucket_of(n)), its = value(v.bucket);
     return mine != its ? mine > its : n.order > v.order;
 }
 
 std::size_t RriPolicy::memory_bytes() const {
     return sizeof(*this) + records_.capacity() * sizeof(Record) + buckets_.capacity() * sizeof(Bucket) +
-           filled_.capacity() * sizeof(std::uint16_t);
+           filled_.capacity() * sizeof(std::uint16_t) + lru_.memory_bytes();
 }
 
 PolicyTable RriPolicy::table() const {
@@ -263,6 +268,10 @@ PolicyTable RriPolicy::table() const {
     }
     out.requests = requests_;
     out.rebuilds = rebuilds_;
+    out.held = regret_.own();
+    out.lru = regret_.lru();
+    out.fallbacks = regret_.times();
+    out.lru_requests = regret_.waited();
     out.rebuild_seconds = rebuild_seconds_;
     return out;
 }

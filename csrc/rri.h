@@ -3,8 +3,9 @@
 // Every segment, also one of which nothing is resident any more, belongs to a class (hazard.h) and has an
 // age, from its last touch or from the moment its stream left it. Its value is that of class and age; the
 // least goes first, ties from the greater age. A newcomer displaces only segments of less value (rri-keep:
-// all). While a request runs its finish is unknown: the mixture over finishes counts. Learning: on_use says
-// what was reused at which age, on_forget and on_class what was seen no further.
+// all). Where it has lost against an LRU of the same size, LRU decides for a while (regret.h). While a
+// request runs its finish is unknown: the mixture over finishes counts. Learning: on_use says what was reused
+// at which age, on_forget and on_class what was seen no further.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "entry_pool.h"
 #include "hazard.h"
 #include "policy.h"
+#include "regret.h"
 
 namespace kvoffload {
 
@@ -30,6 +32,9 @@ class RriPolicy final : public Policy {
 
     bool learns() const override { return true; }
     void on_request(std::uint64_t blocks, double now) override;
+    void on_compared(std::uint64_t own, std::uint64_t lru, std::uint64_t blocks) override {
+        regret_.count(own, lru, blocks);
+    }
     void on_class(std::uint32_t segment, Kind kind, Pace pace, double now) override;
     void on_use(std::uint32_t from, std::uint32_t to, std::uint32_t blocks, double now) override;
     void on_forget(std::uint32_t segment, std::uint32_t blocks, double now) override;
@@ -76,6 +81,8 @@ class RriPolicy final : public Policy {
 
     const bool keeps_;
     Hazards hazards_;
+    Regret regret_;
+    LruPolicy lru_;
     std::vector<Record> records_;  // by segment
     std::vector<Bucket> buckets_ = std::vector<Bucket>(kBuckets);
     std::vector<std::uint16_t> filled_;  // buckets that have segments
