@@ -179,6 +179,7 @@ py::dict policy(const Index& index, int tier) {
         row["censored"] = r.censored;
         row["index"] = r.index;
         row["resident_segments"] = r.resident;
+        row["index_by_age"] = r.by_age;
         rows.append(row);
     }
     py::dict out;

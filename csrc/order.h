@@ -109,6 +109,11 @@ class Order {
     // In this batch the policy found a newcomer of the group to be of less value than all that could go.
     bool refuses(int tier, std::uint32_t group) const { return scans_[tier][group].refused; }
 
+    // Whether the policy lets a new block of one segment displace a block of the other, resident one.
+    bool displaces(int tier, std::uint32_t newcomer, std::uint32_t victim) const {
+        return !policies_[tier]->learns() || policies_[tier]->displaces(newcomer, victim);
+    }
+
     const Segment& segment(std::uint32_t id) const { return segments_[id]; }
     std::uint32_t segments() const { return static_cast<std::uint32_t>(segments_.size()); }
     std::uint32_t tail(std::uint32_t segment, std::uint32_t group, int tier) const {

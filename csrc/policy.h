@@ -29,6 +29,7 @@ struct PolicyRow {
     double at_risk, reused, censored;  // weights over all ages, decayed
     double index;                      // reuses per second and block held, at age 0
     std::uint32_t resident;            // segments
+    std::vector<double> by_age;        // the index by bin of ages
 };
 
 struct PolicyTable {

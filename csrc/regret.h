@@ -35,16 +35,10 @@ class Regret {
     std::uint64_t waited() const { return waited_; }  // requests under LRU
 
   private:
-#ifndef RG_MEM
-#define RG_MEM 4096
-#define RG_SHARE 0.001
-#define RG_PROMPTS 4
-#define RG_CREDIT 0.02
-#endif
-    static constexpr double kMemory = 1 - 1.0 / RG_MEM;
-    static constexpr double kShare = RG_SHARE;
-    static constexpr double kPrompts = RG_PROMPTS;
-    static constexpr double kMostCredit = RG_CREDIT;
+    static constexpr double kMemory = 1 - 1.0 / 4096;
+    static constexpr double kShare = 0.001;
+    static constexpr double kPrompts = 4;
+    static constexpr double kMostCredit = 0.02;
 
     double requests_ = 0, asked_ = 0, loss_ = 0;
     bool lost_ = false;

@@ -261,8 +261,17 @@ PolicyTable RriPolicy::table() const {
                 const Kind kind = static_cast<Kind>(k);
                 const Pace pace = static_cast<Pace>(p);
                 const int c = Hazards::class_of(kind, pace, f);
-                out.rows.push_back(PolicyRow{kind, pace, f, hazards_.at_risk(c), hazards_.reused(c),
-                                             hazards_.censored(c), hazards_.value(c, 0), resident[c]});
+                out.rows.push_back(PolicyRow{kind,
+                                             pace,
+                                             f,
+                                             hazards_.at_risk(c),
+                                             hazards_.reused(c),
+                                             hazards_.censored(c),
+                                             hazards_.value(c, 0),
+                                             resident[c],
+                                             {}});
+                for (int b = 0; b < Hazards::kBins; ++b)
+                    out.rows.back().by_age.push_back(hazards_.value(c, b));
             }
         }
     }
