@@ -21,7 +21,7 @@ TOOL_USE, END_TURN = 1, 2
 @pytest.mark.parametrize(("shape", "seed"), [("restart", 0), ("scans", 1), ("bursts", 2)])
 @pytest.mark.parametrize("capacity", [600, 1500])
 def test_what_an_lru_would_hit_is_known_exactly(shape: str, seed: int, capacity: int) -> None:
-    """What the policy counts for an LRU of its size, without one, is what the brute-force LRU hits; what it counts for
+    """What the policy counts for an LRU of its size is what the brute-force LRU hits; what it counts for
     itself is what was hit."""
     requests = requests_of(Adversary(shape, seed, 400).trace())
     result = run_policy(requests, 64, Capacity(capacity, 0), Policies("rri"))
@@ -31,7 +31,7 @@ def test_what_an_lru_would_hit_is_known_exactly(shape: str, seed: int, capacity:
 
 
 def test_a_policy_that_loses_gives_way_to_lru() -> None:
-    """Where what was learned does harm, LRU takes over before more than 0.3 points are lost; where it does good, never."""
+    """Where what was learned does harm, LRU takes over before 0.3 points are lost; where it does good, never."""
     requests = requests_of(Adversary("restart", 3, 3000).trace())
     lru = simulate((r.ids.tolist() for r in requests), [1000]).hits[0]
     harmed = run_policy(requests, 64, Capacity(1000, 0), Policies("rri"), finish_reason=False)
@@ -72,8 +72,8 @@ def own_by_age(index: Index) -> list[float]:
 
 
 def test_ages_that_nobody_has_lived_through_are_as_those_before_them() -> None:
-    """300 prompts a quarter of a second apart, none of which returns: at the ages of minutes that none has come to yet a
-    prompt is worth less than half of what it is worth without experience."""
+    """300 prompts a quarter of a second apart, none of which returns: at the ages of minutes that none has come to yet
+    a prompt is worth less than half of what it is worth without experience."""
     index = Index([(0, 1, 0)], 1, [8], 400, 0, 0, host_policy="rri")
     before = own_by_age(index)
     for n in range(300):
