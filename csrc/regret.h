@@ -37,7 +37,7 @@ class Regret {
   private:
     static constexpr double kMemory = 1 - 1.0 / 4096;
     static constexpr double kShare = 0.001;
-    static constexpr double kPrompts = 3;
+    static constexpr double kPrompts = 4;
     static constexpr double kMostCredit = 0.02;
 
     double requests_ = 0, asked_ = 0, loss_ = 0;

@@ -20,7 +20,6 @@ from kvoffload.replay.report import percentile, worst_decile
 from kvoffload.replay.tiers import Capacity, Policies, open_counting, replay_layout
 from kvoffload.requests import RequestInfo
 from kvoffload.testing.pool import Pages
-from kvoffload.units import format_size
 
 MICRO = 1e6
 
@@ -183,9 +182,7 @@ def table(results: Sequence[Result]) -> Table:
 
 def times(results: Sequence[Result]) -> Table:
     """What the planner takes per request, and what learning takes beside it."""
-    grid = Table(
-        title="planner time per request, rebuilds of the learned order (within it) and their time, state"
-    )
+    grid = Table(title="planner time per request; of it, rebuilds; state")
     for name in ("policy", "host", "p50 us", "p90 us", "rebuilds", "us each", "state"):
         grid.add_column(name, justify="left" if name == "policy" else "right")
     for result in results:
@@ -201,7 +198,7 @@ def times(results: Sequence[Result]) -> Table:
             f"{result.micros[1]:,}",
             f"{rebuilds:,}" if learned else "-",
             f"{micros / rebuilds:.0f}" if rebuilds else "-",
-            format_size(max(t["memory_bytes"] for t in learned)) if learned else "-",
+            f"{max(t['memory_bytes'] for t in learned) / 2**20:.1f} MiB" if learned else "-",
         )
     return grid
 
