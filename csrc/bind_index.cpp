@@ -180,6 +180,7 @@ py::dict policy(const Index& index, int tier) {
         row["censored"] = r.censored;
         row["index"] = r.index;
         row["resident_segments"] = r.resident;
+        row["index_by_age"] = r.by_age;
         rows.append(row);
     }
     py::dict out;
@@ -187,6 +188,10 @@ py::dict policy(const Index& index, int tier) {
     out["requests"] = table.requests;
     out["rebuilds"] = table.rebuilds;
     out["rebuild_seconds"] = table.rebuild_seconds;
+    out["held_blocks"] = table.held;
+    out["lru_blocks"] = table.lru;
+    out["fallbacks"] = table.fallbacks;
+    out["lru_requests"] = table.lru_requests;
     out["ghost_blocks"] = table.rows.empty() ? 0 : index.lineage()->ghost_blocks();
     out["streams"] = table.rows.empty() ? 0 : index.lineage()->streams();
     out["memory_bytes"] = index.policy_memory_bytes(tier);

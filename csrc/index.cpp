@@ -231,6 +231,7 @@ bool Index::slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, 
         const Entry& e = pool_[s.entries[i]];
         if (e.pins != 0 || e.has(spared(tier)) || e.segment == x.segment || order_.own_prefix(e, x, chain))
             return false;
+        if (!order_.displaces(tier, x.segment, e.segment)) return false;
     }
     return true;
 }

@@ -270,6 +270,7 @@ class Index {
     void relate(std::uint32_t segment, const Chain& chain, std::size_t n);
     std::uint64_t ghost(const Chain& chain, const Item& item) const;
     void begin_request(std::uint32_t segment, const Chain& chain);
+    void compare_with_lru(int tier, const Chain& chain, std::uint32_t group, std::uint32_t known);
     std::uint32_t known_segment(const Chain& chain, std::uint32_t group, std::uint32_t block) const;
 
     // index_store.cpp

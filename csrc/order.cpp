@@ -84,6 +84,7 @@ void Order::erase_if_done(std::uint32_t segment) {
 void Order::touch(std::uint32_t segment, std::uint32_t blocks) {
     segments_[segment].order = ++order_;
     for (auto& p : policies_) p->on_touch(segment, order_, now_, blocks);
+    if (lineage_) lineage_->touched(segment);
     if (lineage_ && lineage_->head(segment) != kNone) touch(lineage_->head(segment), blocks);
 }
 
@@ -160,7 +161,9 @@ void Order::leave(std::uint32_t segment, int tier) {
         if (scan.at == segment) scan.at = next_victim(tier, segment);
         if (policies_[tier]->learns()) scan.started = false;  // what it hung below may go now
     }
-    if (segment != kSuperseded) policies_[tier]->on_resident(segment, false);
+    if (segment == kSuperseded) return;
+    policies_[tier]->on_resident(segment, false);
+    if (lineage_) lineage_->resident(segment, tier, false);
 }
 
 // As Policy::next_victim, with kSuperseded before all others.

@@ -82,8 +82,11 @@ class Order {
         const Entry& e = pool_[id];
         Tail& t = tails_[cell(e.segment, e.group, tier)];
         if (t.count++ == 0 || goes_before(t.tail, id)) t.tail = id;
-        if (segments_[e.segment].resident[tier]++ == 0 && e.segment != kSuperseded)
+        ++resident_[tier];
+        if (segments_[e.segment].resident[tier]++ == 0 && e.segment != kSuperseded) {
             policies_[tier]->on_resident(e.segment, true);
+            if (lineage_) lineage_->resident(e.segment, tier, true);
+        }
     }
     // REQUIRES: the entry is still linked; its slot number may be gone already.
     void lost(std::uint32_t id, int tier) {
@@ -94,6 +97,7 @@ class Order {
         } else if (t.tail == id) {
             t.tail = next_tail(id, tier);
         }
+        --resident_[tier];
         if (--segments_[e.segment].resident[tier] == 0) leave(e.segment, tier);
     }
 
@@ -112,6 +116,12 @@ class Order {
     // In this batch the policy found a newcomer of the group to be of less value than all that could go.
     bool refuses(int tier, std::uint32_t group) const { return scans_[tier][group].refused; }
 
+    // Whether the policy lets a new block of one segment displace a block of the other, resident one.
+    bool displaces(int tier, std::uint32_t newcomer, std::uint32_t victim) const {
+        return victim == kSuperseded || !policies_[tier]->learns() ||
+               policies_[tier]->displaces(newcomer, victim);
+    }
+
     const Segment& segment(std::uint32_t id) const { return segments_[id]; }
     std::uint32_t segments() const { return static_cast<std::uint32_t>(segments_.size()); }
     std::uint32_t tail(std::uint32_t segment, std::uint32_t group, int tier) const {
@@ -127,6 +137,12 @@ class Order {
     // Null if no policy learns.
     Lineage* lineage() { return lineage_.get(); }
     const Lineage* lineage() const { return lineage_.get(); }
+    // Linked blocks that have a slot in the tier.
+    std::uint64_t resident(int tier) const { return resident_[tier]; }
+    // See Policy::on_compared.
+    void compared(int tier, std::uint64_t own, std::uint64_t lru, std::uint64_t blocks) {
+        policies_[tier]->on_compared(own, lru, blocks);
+    }
     double now() const { return now_; }
     const Policy& policy(int tier) const { return *policies_[tier]; }
     std::uint32_t end(const Entry& e) const { return (e.depth + 1) * multiples_[e.group]; }
@@ -175,6 +191,7 @@ class Order {
     std::vector<std::uint32_t> free_;
     std::vector<Scan> scans_[kTiers];  // by group
     std::uint64_t order_ = 0;
+    std::uint64_t resident_[kTiers] = {0, 0};
     double now_ = 0;
 };
 

@@ -81,6 +81,9 @@ def _rows() -> list[tuple[str, Callable[[Figures], str]]]:
     ]
     for tier, name in enumerate(("HBM", "host", "disk")):
         rows.append((f"hits {name}, % of prompt", lambda r, tier=tier: as_percent(r.hits[tier], r.prompt)))  # type: ignore[misc]
+    rows.append(
+        ("hits, worst tenth of sessions", lambda r: "-" if r.worst is None else f"{100 * r.worst:.2f}%")
+    )
     rows.append(("computed, % of prompt", lambda r: as_percent(r.made, r.prompt)))
     rows.append(("prefill, s", lambda r: f"{r.prefill_s:,.1f}"))
     for place, percent in enumerate(PERCENTS):
