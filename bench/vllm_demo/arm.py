@@ -58,7 +58,8 @@ class Session:
 
 @dataclass(slots=True)
 class Figures:
-    """Of one arm: seconds by turn, tokens, and what the connector took of the engine's time."""
+    """Of one arm: seconds by turn, tokens, and what the connector took of the engine's time. copied: bytes between
+    pages and host."""
 
     seconds: float = 0.0
     ttft: list[float] = field(default_factory=list)
@@ -69,6 +70,7 @@ class Figures:
     steps: int = 0
     digest: str = ""
     connector: dict[str, float] = field(default_factory=dict)
+    copied: int = 0
 
 
 def engine_of(plan: Plan, page_bytes: int) -> Any:
@@ -157,16 +159,30 @@ def connector_times(engine: Any) -> dict[str, float]:
     return worker.engine_seconds() | scheduler.engine_seconds()
 
 
+def bytes_copied(engine: Any) -> int:
+    """Bytes that went between pages and host since the engine's start."""
+    connector = engine.engine_core.engine_core.scheduler.connector
+    if connector is None:
+        return 0
+    totals = connector.stats().totals
+    return int(totals["store_bytes_host"] + totals["load_bytes_host"])
+
+
+def token_bytes(model: Path) -> int:
+    """Bytes of one token's keys and values in 32-bit floats."""
+    config = json.loads((model / "config.json").read_text())
+    return int(2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
+
+
 def main() -> None:
     plan = Plan(**json.loads(sys.argv[1]))
-    config = json.loads((Path(plan.model) / "config.json").read_text())
-    per_token = 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    llm = engine_of(plan, BLOCK * per_token)
+    llm = engine_of(plan, BLOCK * token_bytes(Path(plan.model)))
     warm = Plan(plan.model, 1, 1, 256, 256, plan.pool, None)
     play(warm, llm.llm_engine)
-    before = connector_times(llm.llm_engine)
+    before, copied = connector_times(llm.llm_engine), bytes_copied(llm.llm_engine)
     figures = play(plan, llm.llm_engine)
     after = connector_times(llm.llm_engine)
+    figures.copied = bytes_copied(llm.llm_engine) - copied
     figures.connector = {name: after[name] - before[name] for name in after}
     llm.llm_engine.engine_core.shutdown()
     print("FIGURES " + json.dumps(asdict(figures)))

@@ -14,7 +14,7 @@ CONFIG = {
     "hidden_size": 512,
     "intermediate_size": 1408,
     "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    "num_key_value_heads": 2,
     "head_dim": 64,
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 32768,

@@ -10,6 +10,8 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from kvoffload.stats import Stats
+
 from .metrics import EVERY_S, Deltas, OffloadPromMetrics, OffloadStats
 from .scheduler import SchedulerPart
 from .scheduler_calls import SchedulerCalls
@@ -43,6 +45,10 @@ class KVOffloadConnector(WorkerCalls, SchedulerCalls):
         copies = self._worker.copy_ns
         return {"worker|calls": (self.spent_ns - copies) / 1e9, "worker|copies": copies / 1e9}
 
+    def stats(self) -> Stats:
+        """Counters since start and gauges of now; all 0 in a worker."""
+        return Stats() if self._scheduler is None else self._scheduler.stats()
+
     def get_kv_connector_stats(self) -> OffloadStats | None:
         """What happened since the last look; looked at every EVERY_S at most."""
         now = time.monotonic()
@@ -52,9 +58,9 @@ class KVOffloadConnector(WorkerCalls, SchedulerCalls):
         total = self.engine_seconds()
         spent = {name: seconds - self._shown.get(name, 0.0) for name, seconds in total.items()}
         self._shown = total
-        if self._scheduler is None or self._scheduler.core is None:
+        if self._scheduler is None:
             return OffloadStats.of({}, {}, spent)
-        return OffloadStats.of(*self._deltas.of(self._scheduler.core.planner.stats()), spent)
+        return OffloadStats.of(*self._deltas.of(self.stats()), spent)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> OffloadStats | None:

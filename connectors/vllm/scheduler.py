@@ -19,6 +19,7 @@ from kvoffload.layout import joined
 from kvoffload.messages import Job, JobKind
 from kvoffload.planner import Planner
 from kvoffload.scheduler_side import PlannerConnector
+from kvoffload.stats import Stats
 
 from .events import EventTranslator
 from .requests import LazyPages, Tracked, pages_of
@@ -217,6 +218,10 @@ class SchedulerPart:
             request_id = self._holds.pop(hold, None)
             if request_id is not None:
                 self._ended.append(Ended(request_id, True))
+
+    def stats(self) -> Stats:
+        """Counters since start, and gauges of now."""
+        return Stats() if self.core is None else self.core.planner.stats()
 
     def reset(self) -> bool:
         """Forget every tier."""
