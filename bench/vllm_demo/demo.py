@@ -44,7 +44,7 @@ def run(plan: arm.Plan) -> arm.Figures:
 
 def arms(base: arm.Plan) -> dict[str, arm.Plan]:
     """By name. The pool of the first two holds a quarter of the sessions at their longest."""
-    longest = base.last + base.last // 100 + 2 * arm.BLOCK
+    longest = base.last + base.last // 100 + 4 * arm.BLOCK
     small = max(base.sessions // 4, 1) * longest
     bytes_of_all = base.sessions * longest * arm.token_bytes(Path(base.model))
     extra = {"host_bytes": f"{bytes_of_all * 5 // 4 >> 20}MiB"}
@@ -145,7 +145,7 @@ def main(given: Sequence[str]) -> int:
     speed = copied.copied / copied.connector["worker|copies"] / 1e9
     alone = gather_speed(fragment)
     print(
-        f"copies the engine waited for: {speed:.2f} GB/s; `bench copy` alone at {fragment >> 10} KiB: {alone:.2f} GB/s"
+        f"copies that the engine waited for: {speed:.2f} GB/s; bench copy, {fragment >> 10} KiB: {alone:.2f} GB/s"
     )
     if options.json:
         print(json.dumps({**out, "judged": judged, "copies GB/s": speed, "bench copy GB/s": alone}))
