@@ -204,7 +204,16 @@ class Index {
     void check_integrity() const;
 
   private:
-    enum Action : std::uint8_t { kSkip, kCandidate, kToHost, kToTransit, kPlain, kWaiting, kToDevice };
+    enum Action : std::uint8_t {
+        kSkip,
+        kMissing,
+        kCandidate,
+        kToHost,
+        kToTransit,
+        kPlain,
+        kWaiting,
+        kToDevice
+    };
 
     struct Item {  // one block of a batch call
         std::uint32_t block;
@@ -218,6 +227,10 @@ class Index {
     void start(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans);
     void restart_batch();
     void append_merged(const std::vector<Span>& spans);
+    std::uint64_t slots() const;
+    // Sets the entry of every item, and calls found(item) while the entry is at hand.
+    template <class Found>
+    void find_all(const Chain& chain, Found found);
     void find_all(const Chain& chain);
     bool make_room(int tier, const Newcomer& x, const Chain& chain);
     bool could_make_room(int tier, const Newcomer& x, const Chain& chain);
@@ -280,7 +293,8 @@ class Index {
 
     // index_load.cpp
     struct TransitRing;
-    std::size_t available(const std::vector<Span>& spans, bool to_device);
+    std::size_t available(const Chain& chain, const std::vector<Span>& spans, bool to_device);
+    Action need(const Entry& e, bool to_device) const;
     std::size_t place_reads(std::uint32_t segment, const Chain& chain, std::size_t n, TransitRing* ring);
     std::size_t cut(std::size_t failed, std::size_t n, TransitRing* ring);
     std::size_t rewind(std::size_t n);

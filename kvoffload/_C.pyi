@@ -211,6 +211,8 @@ def raw_file_loop(
 ) -> float:
     """Seconds to move blocks between memory and a file with nothing else done; negative = -errno. For `bench`."""
 
+def load_chunks(copies: Copies, size: int) -> list[int]: ...
+def share_slots(a: Copies, b: Copies) -> bool: ...
 def memcpy_loop(target: int, source: int, bytes: int, count: int, threads: int) -> float:
     """Seconds to copy fragments in order. For `bench`."""
 

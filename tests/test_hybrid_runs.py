@@ -17,7 +17,7 @@ from kvoffload.errors import ConfigError
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import Inventory
 from kvoffload.models import MODELS, find_model
-from kvoffload.mover import NullMover
+from kvoffload.null_mover import NullMover
 from kvoffload.planner import Planner
 from kvoffload.replay.base import requests_of
 from kvoffload.replay.hybrid import replay_model

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvoffload.events import EventStream
 from kvoffload.index import ChangeKind, Code, EntryFlag, Index, Matcher
+from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import CopyFlag, Status
+from kvoffload.testing.event_reader import EventReader, visible
 from kvoffload.testing.index_model import IndexModel
 
 LAYOUTS = (
@@ -58,6 +62,9 @@ class IndexMachine(RuleBasedStateMachine):
         )
         self.jobs = []
         self.stamp, self.codes = 0, {}
+        groups = [CacheGroup(i, GroupKind(k), m, 64, lookback=b) for i, (k, m, b) in enumerate(layout)]
+        self.stream = EventStream(Layout(1, tuple(groups)), self.index, listed=3)
+        self.reader = EventReader(Layout(1, tuple(groups)))
         self.matchers = [Matcher(self.index) for _ in range(3)]
 
     def spans(self, data, path):
@@ -91,6 +98,7 @@ class IndexMachine(RuleBasedStateMachine):
         copies, *answer = self.index.offer(segment, keys, begins, ends, pages)
 
         self.began("store", copies)
+        self.stream.name_copies(SimpleNamespace(keys=keys), copies)
 
         assert tuple(answer) == self.model.offer(segment, keys, begins, ends, pages, copies)
 
@@ -247,6 +255,12 @@ class IndexMachine(RuleBasedStateMachine):
                     assert code & (Code.HOST, Code.DISK)[c["tier"]] or not self.model.online
                 self.codes[name] = code
         assert {n: c for n, c in self.codes.items() if c} == {n: c for n, c in self.visible().items() if c}
+
+    @invariant()
+    def events_tell_what_is_visible(self):
+        self.reader.apply(self.stream.take(self.model.online))
+        if not self.stream.listing:
+            assert self.reader.places == visible(self.index, self.model.online)
 
     def teardown(self):
         """At idle nothing is pinned and every slot in use is visible."""

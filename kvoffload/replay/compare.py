@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from kvoffload.replay.base import ReplayRequest, Tiers
@@ -81,7 +82,7 @@ class Sequential:
         chain, pages = request.chain(), [self._pages[: len(request.ids)]]
         found = self._tiers.match(info, chain, 0)
         if found.boundary and not self._tiers.load(info, chain, found.boundary, pages).id:
-            found = replace(found, host=0, disk=0)
+            found = found._replace(host=0, disk=0)
         self._settle()
         cursor = -1
         while True:
@@ -160,9 +161,23 @@ def compare(
         yield run_optimum(requests, future, capacity)
 
 
+LEGEND = (
+    "hits: % of all blocks. gap: how much of the way from the hits of LRU in host to the optimum's is gone. worst 10%:"
+    " hits of the tenth of the sessions that fare worst. p50 us: planner time of a request. stored, on disk: blocks"
+    " written."
+)
+
+
 def table(results: Sequence[Result]) -> Table:
-    """For people, within 100 columns."""
-    grid = Table(title="policies side by side, in blocks")
+    """For people, within 80 columns."""
+    grid = Table(
+        title="policies side by side, in blocks",
+        caption=LEGEND,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0,
+        width=80,
+    )
     for name in (
         "policy",
         "host",

@@ -67,7 +67,12 @@ class Tally:
             self._samples.append(where)
 
     def report(
-        self, setup: Setup, stored: Stored, seconds: float, oracle: OracleResult | None = None
+        self,
+        setup: Setup,
+        stored: Stored,
+        seconds: float,
+        oracle: OracleResult | None = None,
+        unequal: Sequence[str] | None = None,
     ) -> Report:
         """Everything so far. REQUIRES: the replay has drained."""
         counts = self._counts
@@ -97,6 +102,7 @@ class Tally:
             written=tuple(written),
             seconds=seconds,
             oracle=oracle,
+            unequal=None if unequal is None else tuple(unequal),
         )
 
 
@@ -136,8 +142,9 @@ class Report:
     """Results of one replay, in blocks unless a name says otherwise; tuples of three are by TIERS.
 
     offered: blocks that store jobs took from the device, all requests. oracle: the brute-force answer, where
-    one was asked for. series: (hbm, host, disk, all blocks) of each twentieth of the requests. written: blocks that
-    the store jobs of each request took from the device, in the order in which they finished.
+    one was asked for; unequal: identities 1 to 4 that other replays of the trace do not bear out, None = not asked.
+    series: (hbm, host, disk, all blocks) of each twentieth of the requests. written: blocks that the store jobs of each
+    request took from the device, in the order in which they finished.
     """
 
     setup: Setup
@@ -161,6 +168,12 @@ class Report:
     written: tuple[int, ...]
     seconds: float
     oracle: OracleResult | None = None
+    unequal: tuple[str, ...] | None = None
+
+    @property
+    def stored_by_tier(self) -> tuple[int, int]:
+        """(host, disk)."""
+        return self.stored.host, self.stored.disk
 
     @property
     def ok(self) -> bool:
@@ -190,7 +203,7 @@ class Report:
             right = (self.oracle.total, *self.oracle.hits, self.oracle.produced)
             mine = (self.total, *self.hits[: len(self.oracle.hits)], self.produced)
             checks.append((mine == right, f"(total, hits, produced) {mine} are not the oracle's {right}"))
-        return [text for holds, text in checks if not holds]
+        return [text for holds, text in checks if not holds] + list(self.unequal or ())
 
     def amplification(self) -> tuple[float, float]:
         """(host, disk) blocks stored per distinct block."""

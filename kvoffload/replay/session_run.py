@@ -13,6 +13,7 @@ from pathlib import Path
 from kvoffload.connector import SchedulerConnector, WorkerConnector
 from kvoffload.errors import ConfigError
 from kvoffload.planner import Planner
+from kvoffload.replay.bracket import CONTROLS, Bracket, brackets, in_one_row
 from kvoffload.replay.cost import Channels, CostModel
 from kvoffload.replay.report import percentile
 from kvoffload.replay.session_report import Figures, SessionReport, SessionSetup, Written, figures
@@ -90,11 +91,20 @@ class World:
 class SessionRuns:
     """Builds and plays the runs of one report."""
 
-    def __init__(self, trace: Trace, options: SessionOptions, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        options: SessionOptions,
+        progress: Callable[[str], None],
+        trees: list[Tree] | None = None,
+        label: str = "",
+    ) -> None:
+        """trees: what is played, the sessions of the trace without it. label: before the names that progress gets."""
         self._trace = trace
         self._options = options
         self._progress = progress
-        self._trees = trees_of(trace)
+        self._label = label
+        self._trees = trees_of(trace) if trees is None else trees
         self._pages = _pages(self._trees, trace.block_tokens, options)
         self._all = _all_blocks(self._trees, trace.block_tokens, options.schedule)
 
@@ -114,6 +124,14 @@ class SessionRuns:
                 world = self._world(Capacity(host, options.disk_blocks), cost, stack, policies, real=real)
             stack.callback(world.engine.close)
             return self._measure(name, world)
+
+    def alone(self) -> tuple[Bracket, ...]:
+        """The requests one by one, in the order of the trace, with and without offload and with an infinite cache."""
+        options = replace(
+            self._options, schedule=Schedule(1, 0.0), index_only=True, device_blocks=self._pages
+        )
+        row = SessionRuns(self._trace, options, self._progress, [in_one_row(self._trees)], "one by one, ")
+        return brackets([row.play(name).each for name in CONTROLS])
 
     def _world(
         self,
@@ -192,7 +210,7 @@ class SessionRuns:
 
         def after(seq: Sequence, measured: bool) -> None:
             if measured:
-                self._progress(name)
+                self._progress(self._label + name)
             blocks = seq.computed // self._trace.block_tokens
             log.add(world.engine.clock.now, seq.chain.keys[:blocks])
             if name == "rewrite all":
@@ -221,7 +239,8 @@ def run_sessions(
         disk_blocks=options.disk_blocks,
         cost=options.cost.to_dict(),
     )
-    return SessionReport(setup, tuple(runs.play(name) for name in options.runs))
+    played = tuple(runs.play(name) for name in options.runs)
+    return SessionReport(setup, played, runs.alone() if options.controls else ())
 
 
 def _pages(trees: list[Tree], size: int, options: SessionOptions) -> int:

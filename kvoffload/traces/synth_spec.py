@@ -49,6 +49,15 @@ class SynthSpec:
                 f" ({self.max_context // 2})"
             )
 
+    def short(self) -> str:
+        """As str, but only sessions, seed and what is not the default: it stands for the same trace."""
+        default = asdict(SynthSpec())
+        return SPEC_PREFIX + ",".join(
+            f"{name}={value}"
+            for name, value in asdict(self).items()
+            if name in ("sessions", "seed") or value != default[name]
+        )
+
     def __str__(self) -> str:
         return SPEC_PREFIX + ",".join(f"{name}={value}" for name, value in asdict(self).items())
 
