@@ -165,7 +165,9 @@ class Engine:
             lost = int(self.metric("kvoffload_dropped", reason="disk_backlog"))
             if host <= disk + lost:
                 return
-            assert time.monotonic() < end, f"of {host} blocks {disk} on disk, {lost} lost after {PATIENCE_S} s"
+            assert time.monotonic() < end, (
+                f"of {host} blocks {disk} on disk, {lost} lost after {PATIENCE_S} s"
+            )
 
     def _show_counters(self) -> None:
         """Run a step, so that all that has ended is counted, and one that shows the counters: an engine does so once
@@ -200,7 +202,7 @@ class Engine:
 
     def counter(self, name: str) -> int:
         """A counter of kvoffload's planner by its name in stats(), now."""
-        return int(self.scheduler._scheduler.core.planner.stats().counters[name])
+        return int(self.scheduler._scheduler.core.planner.stats().totals[name])
 
     @property
     def free_blocks(self) -> int:
