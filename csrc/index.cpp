@@ -155,10 +155,9 @@ bool Index::make_room(int tier, const Newcomer& x, const Chain& chain) {
     const std::uint32_t slab = idle_slab(tier, x, chain, victim);
     if (slab == kNone && victim == kNone) return false;
     if (slab != kNone) {
-        empty_slab(tier, slab);
+        empty_slab(tier, slab, x, chain);
     } else {
-        ++counters_.evicted[tier];
-        drop(victim, tier);
+        evict(victim, tier, x, chain);
     }
     return arena.promise(x.group);
 }
@@ -190,13 +189,11 @@ std::uint32_t Index::idle_slab(int tier, const Newcomer& x, const Chain& chain, 
     }
 }
 
-void Index::empty_slab(int tier, std::uint32_t slab) {
+void Index::empty_slab(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain) {
     const SlabArena::Slab& s = arenas_[tier].slabs()[slab];
     ++counters_.slabs_moved;
     for (std::uint32_t i = 0; i < s.slots && s.owner >= 0; ++i) {
-        if (s.free.test(i)) continue;
-        ++counters_.evicted[tier];
-        drop(s.entries[i], tier);
+        if (!s.free.test(i)) evict(s.entries[i], tier, x, chain);
     }
 }
 
@@ -207,6 +204,7 @@ bool Index::slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, 
         const Entry& e = pool_[s.entries[i]];
         if (e.pins != 0 || e.has(spared(tier)) || e.segment == x.segment || order_.own_prefix(e, x, chain))
             return false;
+        if (!order_.displaces(tier, x.segment, e.segment)) return false;
     }
     return true;
 }

@@ -27,6 +27,7 @@ from kvoffload.sharing import Share
 from kvoffload.sizing import Slabs
 from kvoffload.tier_work import READ, TierWork
 from kvoffload.tiers.base import Tier
+from kvoffload.tiers.lent import LentTier
 from kvoffload.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -76,11 +77,14 @@ class Mover:
     ) -> None:
         """The mover owns `copier` and `tier` from here on and closes them; host memory is mapped now.
 
-        arena: host memory that all ranks of this host share, for layouts of replicated groups; its owner closes it
-        after all movers. Raises ConfigError together with a tier: its reads are not told to the other ranks.
+        arena: host memory that the ranks with equal bytes share, for layouts of replicated groups: slabs.host slabs,
+        and with a tier slabs.transit for each of them; its owner closes it after all movers. Raises ConfigError
+        together with a tier that is not lent: a block is written to disk by one of them, and read by all.
         """
-        if arena is not None and tier is not None:
-            raise ConfigError("host memory shared by ranks with a disk tier: leave one of them out")
+        if arena is not None and tier is not None and not isinstance(tier, LentTier):
+            raise ConfigError(
+                "host memory shared by ranks, with a disk tier of one rank: lend it to all of them"
+            )
         self.rank = rank
         self.layout = layout
         self._owns_arena = arena is None
@@ -91,7 +95,8 @@ class Mover:
             if tier is not None:
                 tier.close()
             raise
-        self._share = Share(layout, rank, shared=arena is not None)
+        copies = 1 if arena is None else max(1, *(g.replicas for g in layout.groups if not g.transient))
+        self._share = Share(layout, rank, copies=copies, transit=slabs.transit)
         self._slabs = slabs
         self._copier = copier
         self._tier = tier

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from kvoffload.cli import app
 from kvoffload.traces import open_trace, summarize, synthesize
-from kvoffload.traces.synth_spec import SynthSpec, parse_spec
+from kvoffload.traces.synth_spec import SynthSpec, parse_spec, shown
 
 ROWS = [
     {"timestamp": 0, "input_length": 1000, "output_length": 7, "hash_ids": [4, 9]},
@@ -143,3 +143,12 @@ def test_a_form_that_cannot_hold_a_trace_says_why(tmp_path: Path) -> None:
     assert "--block-size" not in done.stderr
     assert "use --to full or runs" in done.stderr
     assert not out.exists()
+
+
+def test_a_synthetic_trace_is_shown_by_what_is_not_the_default() -> None:
+    """One short name, which stands for the same trace, and a file's name as it is."""
+    name = str(SynthSpec(sessions=3, turns=5))
+    assert shown(name) == "synth:sessions=3,seed=0,turns=5"
+    assert str(parse_spec(shown(name))) == name
+    assert shown("some/file.jsonl") == "some/file.jsonl"
+    assert "synth:sessions=1,seed=0,turns=2" in run("info", "synth:sessions=1,turns=2").stdout

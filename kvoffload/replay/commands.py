@@ -185,7 +185,9 @@ def _compare(trace: Trace, options: Options, sweep: str, *, as_json: bool) -> No
     if as_json:
         typer.echo(json.dumps([r.to_dict() for r in results]))
     else:
-        Console(width=100, highlight=False, markup=False).print(compare.table(results))
+        console = Console(width=100, highlight=False, markup=False)
+        console.print(compare.table(results))
+        console.print(compare.times(results))
 
 
 def _check_modes(*, sequential: bool, lanes: int, sessions: int, check: bool) -> None:

@@ -6,6 +6,7 @@ What each figure means is in docs/replay.md.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -18,6 +19,8 @@ from kvoffload.traces.record import Ids
 TIERS = ("hbm", "host", "disk")
 SERIES_PARTS = 20
 SAMPLES = 5
+WORST_SHARE = 10
+"""The worst decile: the tenth of the sessions, at least one, with the lowest hit rates."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,3 +240,16 @@ def percentile(values: Sequence[int], percent: int) -> int:
 
 def _ratio(a: int, b: int) -> float:
     return a / b if b else 0.0
+
+
+def worst_decile(requests: Iterable[tuple[str, int, int]]) -> float | None:
+    """From (session, hits, of how many) by request: hits over all of the tenth of the sessions, at least one, that
+    fare worst; None without sessions."""
+    sessions: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for session, hits, count in requests:
+        if session:
+            sessions[session][0] += hits
+            sessions[session][1] += count
+    rates = sorted((hits / count, hits, count) for hits, count in sessions.values() if count)
+    worst = rates[: max(1, len(rates) // WORST_SHARE)]
+    return sum(w[1] for w in worst) / sum(w[2] for w in worst) if worst else None

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kvoffload.replay.bracket import Bracket, Each, between, broken
-from kvoffload.replay.report import percentile
+from kvoffload.replay.report import percentile, worst_decile
 from kvoffload.testing.engine import Sequence as Request
 
 PERCENTS = (50, 90, 99)
@@ -43,7 +43,9 @@ class Figures:
     slow end (speed[1]: nine in ten are faster). moved: modelled bytes by channel. blocks: full blocks of all requests,
     answers included; new: those that no request before had. stored: blocks by tier; counts: the planner's counters,
     in blocks. per_turn: modelled bytes stored per request, p50 and p90. working_set: by seconds, the most blocks
-    touched in one such span, each counted once. growth: (seconds, new blocks so far).
+    touched in one such span, each counted once. growth: (seconds, new blocks so far). worst: share of prompt tokens
+    hit of the tenth of the sessions that fare worst; None without sessions. unkept: what the index says of itself at
+    the end and must not, in words.
     """
 
     name: str
@@ -70,6 +72,8 @@ class Figures:
     failed_loads: int = 0
     mismatches: int = 0
     samples: tuple[str, ...] = ()
+    worst: float | None = None
+    unkept: tuple[str, ...] = ()
     wall_s: float = 0.0
     ttfts: tuple[float, ...] = ()
     series: tuple[tuple[float, int, int, int, int], ...] = ()
@@ -104,8 +108,8 @@ class Figures:
         return _ratio(spared, spared + self.stored.get("host", 0))
 
     def broken(self) -> list[str]:
-        """Identities that do not hold: hits + computed = prompt tokens, and nothing is negative."""
-        found = []
+        """Identities that do not hold: hits + computed = prompt tokens, nothing is negative, no slot is lost."""
+        found = [f"{self.name}: {text}" for text in self.unkept]
         if sum(self.hits) + self.made != self.prompt:
             found.append(
                 f"{self.name}: hits {sum(self.hits)} + computed {self.made} are not the {self.prompt} prompt tokens"
@@ -162,6 +166,7 @@ def figures(name: str, requests: Sequence[Request], seconds: float, written: Wri
         stored=written.stored,
         dropped=written.dropped,
         counts=written.counts,
+        worst=worst_decile((r.info.session, sum(h), r.prompt) for r, h in zip(requests, hits, strict=True)),
         ttfts=tuple(round(t, 6) for t in ttft),
         series=_series(requests),
         each=tuple(_each(r) for r in requests),

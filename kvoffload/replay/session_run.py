@@ -119,9 +119,11 @@ class SessionRuns:
                 world = self._world(Capacity(self._all, 0), free, stack)
             else:
                 host = options.host_blocks or self._all
-                real = name == RUNS[0] and not options.index_only
+                real = name in (RUNS[0], LRU_RUN) and not options.index_only
                 policies = Policies(*options.policies) if name == RUNS[0] else LRU
-                world = self._world(Capacity(host, options.disk_blocks), cost, stack, policies, real=real)
+                path = options.disk_path if name == RUNS[0] else None
+                capacity = Capacity(host, options.disk_blocks)
+                world = self._world(capacity, cost, stack, policies, path, real=real)
             stack.callback(world.engine.close)
             return self._measure(name, world)
 
@@ -139,9 +141,11 @@ class SessionRuns:
         cost: CostModel,
         stack: ExitStack,
         policies: Policies = LRU,
+        path: Path | None = None,
         *,
         real: bool = False,
     ) -> World:
+        """path: where the disk tier lies; a temporary folder without it."""
         options, clock = self._options, Clock()
         layout = replay_layout(self._trace.block_tokens, options.block_bytes)
         channels = Channels(cost, cost.kv_bytes * self._trace.block_tokens)
@@ -151,7 +155,6 @@ class SessionRuns:
         planner = mover = None
         if capacity is not None:
             if real:
-                path = options.disk_path
                 if path is None and capacity.disk:
                     path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvoffload-replay-")))
                 planner, inner = moving_parts(
@@ -202,6 +205,7 @@ class SessionRuns:
             failed_loads=world.engine.totals.failed_loads,
             mismatches=world.engine.device.mismatches,
             samples=tuple(world.engine.device.samples),
+            unkept=_unkept(world, drained=self._options.schedule.window_s == 0),
             wall_s=time.monotonic() - begin,
         )
 
@@ -219,6 +223,20 @@ class SessionRuns:
                     world.channels.move("write", blocks, world.engine.clock.now)
 
         return after
+
+
+def _unkept(world: World, *, drained: bool) -> tuple[str, ...]:
+    """What does not hold in the index at the end; with every job ended, no slot is pinned either."""
+    if world.planner is None:
+        return ()
+    found = []
+    try:
+        world.planner.check_integrity()
+    except RuntimeError as error:
+        found.append(str(error))
+    if drained and world.planner.idle and world.planner.pinned():
+        found.append(f"{world.planner.pinned()} slots are pinned although no job runs")
+    return tuple(found)
 
 
 def run_sessions(

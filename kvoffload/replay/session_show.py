@@ -11,12 +11,13 @@ from rich.table import Table
 from kvoffload.replay.bracket import CONTROLS
 from kvoffload.replay.session_report import PERCENTS, Figures, SessionReport
 from kvoffload.replay.show import as_bytes, as_percent
+from kvoffload.traces.synth_spec import shown
 
 
 def session_table(report: SessionReport) -> Group:
     """The report for people, within 80 columns: the replay and its controls side by side."""
     setup = report.setup
-    title = f"{setup.sessions} live sessions of {setup.trace}"
+    title = f"{setup.sessions} live sessions of {shown(setup.trace)}"
     grid = Table(
         title=title if len(title) <= 76 else f"{setup.sessions} live sessions",
         width=78,
@@ -80,6 +81,9 @@ def _rows() -> list[tuple[str, Callable[[Figures], str]]]:
     ]
     for tier, name in enumerate(("HBM", "host", "disk")):
         rows.append((f"hits {name}, % of prompt", lambda r, tier=tier: as_percent(r.hits[tier], r.prompt)))  # type: ignore[misc]
+    rows.append(
+        ("hits, worst tenth of sessions", lambda r: "-" if r.worst is None else f"{100 * r.worst:.2f}%")
+    )
     rows.append(("computed, % of prompt", lambda r: as_percent(r.made, r.prompt)))
     rows.append(("prefill, s", lambda r: f"{r.prefill_s:,.1f}"))
     for place, percent in enumerate(PERCENTS):

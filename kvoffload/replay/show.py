@@ -7,6 +7,7 @@ from rich.table import Table
 
 from kvoffload.replay.oracle_lru import OracleResult
 from kvoffload.replay.report import TIERS, Report
+from kvoffload.traces.synth_spec import shown
 from kvoffload.units import UNITS
 
 
@@ -23,7 +24,7 @@ def table(report: Report) -> Group:
 
 def _figures(report: Report) -> Table:
     setup = report.setup
-    grid = Table(title=f"replay of {setup.trace}", show_header=False, width=76)
+    grid = Table(title=f"replay of {shown(setup.trace)}", show_header=False, width=76)
     grid.add_column("figure")
     grid.add_column("value", justify="right")
     mode = f"{setup.lanes} lanes" if setup.lanes else "sequential"

@@ -17,7 +17,7 @@ from kvoffload.traces.info import Summary, summarize
 from kvoffload.traces.load import open_trace
 from kvoffload.traces.record import Trace
 from kvoffload.traces.synth import synthesize
-from kvoffload.traces.synth_spec import SynthSpec, parse_spec
+from kvoffload.traces.synth_spec import SynthSpec, parse_spec, shown
 
 app = typer.Typer(no_args_is_help=True, help="Look at request traces, convert them, make them.")
 
@@ -141,7 +141,7 @@ def _show(trace: Trace, as_json: bool) -> None:
 def _lines(summary: Summary) -> list[tuple[str, str]]:
     tail = {"floor": "only full blocks listed (floor)", "ceil": "partial tail listed (ceil)"}
     return [
-        ("trace", summary.source),
+        ("trace", shown(str(summary.source))),
         ("form", summary.form),
         ("block size", f"{summary.block_tokens} tokens, {tail[summary.partial_tail]}"),
         ("requests", f"{summary.requests:,}"),

@@ -62,6 +62,11 @@ class SynthSpec:
         return SPEC_PREFIX + ",".join(f"{name}={value}" for name, value in asdict(self).items())
 
 
+def shown(name: str) -> str:
+    """The name of a trace for people: of a synthetic one what is not the default."""
+    return parse_spec(name).short() if name.startswith(SPEC_PREFIX) else name
+
+
 def parse_spec(text: str) -> SynthSpec:
     """The spec of "synth:name=value,..."; numbers may end in k (1,000) or m (1,000,000)."""
     types = {field.name: field.type for field in fields(SynthSpec)}
