@@ -25,6 +25,9 @@ PROCESSES = ("one", "two")
 HOST = {"float32": "4MiB", "bfloat16": "2MiB"}
 """Room for the usual prompts of any model, and not for much more."""
 
+HASHES = {"float32": "sha256", "bfloat16": "sha256_cbor"}
+"""Both ways to a key: kvoffload's own, since vLLM's default does not last, and vLLM's."""
+
 DISK = "64MiB"
 FLOOD = (900, 900, 900, 900, 900, 900)
 """Prompts that are several times what the host tier holds."""
@@ -112,6 +115,7 @@ def _engine(cell: Cell, models: Path, folder: Path) -> Engine:
         dtype=cell.dtype,
         block=cell.block,
         multiprocess=cell.processes == "two",
+        prefix_caching_hash_algo=HASHES[cell.dtype],
     )
 
 

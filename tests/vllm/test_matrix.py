@@ -97,6 +97,7 @@ def test_tokens_are_equal_in_a_new_process(cell, firsts, fresh):
     check_second(cell, firsts(cell), fresh.stages(cell))
 
 
+@pytest.mark.timeout(1800)
 def test_tokens_are_equal_with_an_engine_process(cell, beside):
     """Scheduler and worker in a process apart from the client: every way back, and a new such process at the end."""
     stages = beside.stages(cell)
