@@ -219,7 +219,8 @@ class Loads:
         load = part.load
         copies = part.copies if part.retried is None else part.copies[part.retried]
         owner = load.state.info.id if load.state else None
-        whole = owner is not None and load.rest is None and load.running == 1 and part.retried is None
+        begun = load.rest is None and not load.failed and load.blocks == len(copies)
+        whole = owner is not None and begun and part.retried is None
         running = self._inflight.add(load.kind, copies, load.deadline, owner, load.id, whole)
         self._parts[running.job.id] = part
 

@@ -61,7 +61,7 @@ def regions_of(layer: str, tensor: TensorLike, blocks: int) -> tuple[Region, ...
             dense *= size
         else:
             outer.append((stride, size))
-    if parts > 1 and strides[axis] == dense and not outer:
+    if parts > 1 and strides[axis] == dense:
         dense, parts, step = dense * parts, 1, strides[axis] * parts
     else:
         step = strides[axis] * parts
