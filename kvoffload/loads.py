@@ -216,7 +216,8 @@ class Loads:
         load = part.load
         copies = part.copies if part.retried is None else part.copies[part.retried]
         owner = load.state.info.id if load.state else None
-        whole = owner is not None and load.rest is None and load.running == 1 and part.retried is None
+        last = load.rest is None and load.running == 1 and part.retried is None
+        whole = owner is not None and last and not load.failed
         running = self._inflight.add(load.kind, copies, load.deadline, owner, load.id, whole)
         self._parts[running.job.id] = part
 

@@ -85,7 +85,7 @@ class Job:
     CopyFlag.READ is set. READ: disk slot -> host slot. WRITE: host slot -> disk slot.
     In a LOAD a transit slot may stand in several copies: they use it one after the other, in order.
     request: whose pages the job touches, None where there are none or the request has gone. whole: the job is all of a
-    load, so that the load has ended well once every copy is OK.
+    load, or all that is left of one of which nothing has failed: it has ended well once every copy is OK.
     """
 
     id: int
