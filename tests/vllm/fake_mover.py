@@ -41,7 +41,8 @@ class _Running:
 
 
 class ScriptedMover:
-    """What WorkerPart needs of a Mover. Jobs of `held` kinds end in `end`, all others by the next poll or wait.
+    """What WorkerPart needs of a Mover. Jobs of `held` kinds, and those in `stuck`, end in `end`, all others by the next
+    poll or wait. A cancel ends reads and writes, never a job whose copies are all between host and pages.
 
     failing: by kind, how many of the next jobs fail; each fails one copy, chosen by `which`.
     """
@@ -50,6 +51,7 @@ class ScriptedMover:
         self.rank = rank
         self.memory = memory
         self.held: set[JobKind] = set()
+        self.stuck: set[int] = set()
         self.failing: dict[JobKind, int] = {}
         self.which = 0
         self.running: list[_Running] = []
@@ -68,14 +70,15 @@ class ScriptedMover:
             self.running.append(_Running(job, owners, read))
             self.seen.append(job)
         for job_id in plans.cancels:
-            for running in [r for r in self.running if r.job.id == job_id]:
+            for running in [r for r in self.running if r.job.id == job_id and _may_be_cancelled(r.job)]:
                 self.running.remove(running)
                 status = np.full(len(running.job.copies), Status.NOT_DONE, np.uint8)
                 self._done.append(Outcome(job_id, self.rank, status))
 
     def poll(self) -> list[Outcome]:
-        for running in [r for r in self.running if r.job.kind not in self.held]:
-            self._end(running)
+        for running in list(self.running):
+            if running.job.kind not in self.held and running.job.id not in self.stuck:
+                self._end(running)
         done, self._done = self._done, []
         return done
 
@@ -124,3 +127,8 @@ class ScriptedMover:
                 memory.host[host] = memory.disk.get(disk, GARBAGE) if good else GARBAGE
             if kind is JobKind.LOAD:
                 memory.pages[page] = memory.host.get(host, GARBAGE) if good else GARBAGE
+
+
+def _may_be_cancelled(job: Job) -> bool:
+    reads = bool((job.copies["flags"] & CopyFlag.READ).any())
+    return job.kind in (JobKind.READ, JobKind.WRITE) or (job.kind is JobKind.LOAD and reads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -78,6 +79,10 @@ class Live:
         """Tokens that the connector offered last for the request."""
         return next((tokens or 0 for asked, (tokens, _) in reversed(self.asked) if asked == name), 0)
 
+    def count(self, name: str) -> int:
+        """A counter of kvoffload's planner, now."""
+        return int(self.engine.scheduler._scheduler.core.planner.counters[name])
+
     def settle(self) -> None:
         """Until nothing is under way in the planner: short requests keep the engine stepping."""
         planner = self.engine.scheduler._scheduler.core.planner
@@ -88,10 +93,29 @@ class Live:
             self.run()
         raise AssertionError(planner.describe())
 
+    def until_written(self) -> None:
+        """Until the disk has all that is to go there."""
+        planner = self.engine.scheduler._scheduler.core.planner
+        for number in range(STEPS):
+            if planner.idle and planner.backlog() == (0, 0):
+                return
+            self.add(f"write {number}", [5, 6, 7], 1)
+            self.run()
+        raise AssertionError(planner.describe())
 
-def gate_loads(engine: Engine) -> tuple[Gated, Counting]:
-    """Hold all copies to the device, and count them, from now on."""
-    gate, count = Gated([Op.TO_DEVICE]), Counting()
+
+class Gate(Gated):
+    """Holds the calls that arrive before a time (time.monotonic), by default all."""
+
+    only_before = math.inf
+
+    def released(self, op: Op, since: float) -> bool:
+        return since > self.only_before or super().released(op, since)
+
+
+def gate_loads(engine: Engine) -> tuple[Gate, Counting]:
+    """Hold copies to the device, and count them, from now on."""
+    gate, count = Gate([Op.TO_DEVICE]), Counting()
     wrap(engine.worker, [gate, count])
     return gate, count
 

@@ -33,7 +33,7 @@ def test_the_second_waits_and_then_finds_the_pages(model, name):
         gate.release()
         live.run()
         blocks = count.copies(Op.TO_DEVICE)
-        loaded = engine.counter("loaded_host")
+        loaded = live.count("loaded_host")
 
     assert set(waited) == {(None, False)}
     assert len(waited) >= 10
@@ -55,6 +55,7 @@ def test_past_the_deadline_the_second_goes_on_alone(model):
         live.add("loads", asked, TOKENS)
         live.steps(3)
         assert gate.arrived()
+        gate.only_before = time.monotonic()
         live.add("waits", asked, TOKENS)
         live.steps(3)
         engine.scheduler._scheduler._clock = lambda: time.monotonic() + 3.0
