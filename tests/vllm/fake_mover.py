@@ -41,8 +41,8 @@ class _Running:
 
 
 class ScriptedMover:
-    """What WorkerPart needs of a Mover. Jobs of `held` kinds, and those in `stuck`, end in `end`, all others by the next
-    poll or wait. A cancel ends reads and writes, never a job whose copies are all between host and pages.
+    """What WorkerPart needs of a Mover. Jobs of `held` kinds, and those in `stuck`, end in `end`, all others by the
+    next poll or wait. A cancel ends reads and writes, never a job whose copies are all between host and pages.
 
     failing: by kind, how many of the next jobs fail; each fails one copy, chosen by `which`.
     """

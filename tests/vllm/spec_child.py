@@ -1,7 +1,8 @@
 """Run by test_speculation.py, one engine per process: vLLM takes only one that speculates.
 
 usage: spec_child.py MODEL OPTIONS SPECULATE: folder, kvoffload's options as JSON ("null" = no connector), 0 or 1.
-Prints one line of JSON: per round (cold, after the pages were forgotten, second turn) the tokens, and those not computed.
+Prints one line of JSON: per round (cold, after the pages were forgotten, second turn) the tokens, and how many of each
+prompt were not computed.
 """
 
 from __future__ import annotations
