@@ -21,17 +21,22 @@ from setuptools.errors import CompileError
 GPU_ONLY = {
     "bind_gpu.cpp",
     "gpu_copier.cpp",
+    "gpu_events.cpp",
     "gpu_issue.cpp",
+    "gpu_pins.cpp",
     "gpu_plan.cpp",
-    "sim_runtime.cpp",
+    "gpu_store.cpp",
     "sim_control.cpp",
+    "sim_copies.cpp",
+    "sim_runtime.cpp",
 }
 CORE = sorted(str(p) for p in Path("csrc").glob("*.cpp") if p.name not in GPU_ONLY)
 GPU = [
     "csrc/gpu.cu",
-    *(f"csrc/{n}.cpp" for n in ("gpu_plan", "gpu_copier", "gpu_issue", "bind_gpu", "thread_pool")),
+    *(f"csrc/{n}.cpp" for n in ("gpu_plan", "gpu_copier", "gpu_issue", "gpu_store", "gpu_pins")),
+    *(f"csrc/{n}.cpp" for n in ("gpu_events", "bind_gpu", "thread_pool")),
 ]
-SIM = ["csrc/sim_runtime.cpp", "csrc/sim_control.cpp"]
+SIM = ["csrc/sim_runtime.cpp", "csrc/sim_control.cpp", "csrc/sim_copies.cpp"]
 FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"]
 CUDA_ARCHS = "80 86 89 90 100 120"
 
@@ -54,8 +59,8 @@ def wanted(switch: str, tool: str | None, name: str) -> bool:
         raise SystemExit(f"{switch}={value}: must be auto, 0 or 1")
     if value == "1" and tool is None:
         raise SystemExit(
-            f"{switch}=1, but {name} was not found (looked in CUDA_HOME, CUDA_PATH, /usr/local/cuda, ROCM_PATH, "
-            f"/opt/rocm and PATH); install it or set {switch}=0"
+            f"{switch}=1, but {name} was not found (looked in CUDA_HOME, CUDA_PATH, ROCM_PATH and HIP_PATH, and where "
+            f"these are not set in /usr/local/cuda, /opt/rocm and PATH); install it or set {switch}=0"
         )
     if value == "auto" and tool is None:
         print(f"kvoffload: no {name} here, its module is not built")
@@ -63,11 +68,12 @@ def wanted(switch: str, tool: str | None, name: str) -> bool:
 
 
 def find_tool(name: str, variables: tuple[str, ...], default: str) -> str | None:
-    """The compiler in the first of: the folders that the variables name, the default folder, PATH."""
-    for root in (*(os.environ.get(v) for v in variables), default):
-        if root and os.access(Path(root) / "bin" / name, os.X_OK):
+    """The compiler in the folders that the variables name; where none of them is set, in the default folder or PATH."""
+    named = [root for v in variables if (root := os.environ.get(v))]
+    for root in named or [default]:
+        if os.access(Path(root) / "bin" / name, os.X_OK):
             return str(Path(root) / "bin" / name)
-    return shutil.which(name)
+    return None if named else shutil.which(name)
 
 
 def nvcc_command(nvcc: str) -> list[str]:

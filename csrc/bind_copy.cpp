@@ -1,12 +1,14 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "bench_io.h"
 #include "bind.h"
 #include "bind_records.h"
+#include "chunks.h"
 #include "copy_cpu.h"
 #include "prefault.h"
 
@@ -26,10 +28,6 @@ std::vector<std::vector<PageRegion>> page_regions(const std::vector<std::vector<
     return regions;
 }
 
-void require_known(const CpuCopier& copier, std::int64_t handle) {
-    if (!copier.known(handle)) throw py::key_error("no copy has the handle " + std::to_string(handle));
-}
-
 }  // namespace
 
 void bind_copy(py::module_& m) {
@@ -38,7 +36,8 @@ void bind_copy(py::module_& m) {
              py::arg("slabs"), py::arg("slot_bytes"))
         .def("offset", &SlotSpace::offset, py::arg("group"), py::arg("slot"));
 
-    py::class_<CpuCopier>(m, "CpuCopier")
+    py::class_<CpuCopier> copier(m, "CpuCopier");
+    copier
         .def(py::init([](std::uintptr_t base, const SlotSpace& host,
                          const std::vector<std::vector<RegionTuple>>& pools, int threads) {
                  if (static_cast<std::int64_t>(pools.size()) != host.groups()) {
@@ -53,25 +52,22 @@ void bind_copy(py::module_& m) {
                 return copier.submit(copy_records(copies), copies.shape(0), to_device);
             },
             py::arg("copies"), py::arg("to_device"))
-        .def(
-            "query",
-            [](CpuCopier& copier, std::int64_t handle) -> py::object {
-                require_known(copier, handle);
-                std::vector<std::uint8_t> status;
-                if (!copier.query(handle, &status)) return py::none();
-                return status_array(status);
-            },
-            py::arg("handle"))
-        .def(
-            "wait",
-            [](CpuCopier& copier, std::int64_t handle, double timeout) {
-                require_known(copier, handle);
-                py::gil_scoped_release released;
-                return copier.wait(handle, timeout);
-            },
-            py::arg("handle"), py::arg("timeout"))
         .def("close", &CpuCopier::close, py::call_guard<py::gil_scoped_release>());
+    bind_handles<CpuCopier>(copier);
 
+    m.def(
+        "load_chunks",
+        [](const py::array& copies, std::int64_t size) {
+            if (size < 1) throw py::value_error("chunks of " + std::to_string(size) + " copies: at least 1");
+            return load_chunks(copy_records(copies), copies.shape(0), size);
+        },
+        py::arg("copies"), py::arg("size"));
+    m.def(
+        "share_slots",
+        [](const py::array& a, const py::array& b) {
+            return share_slots(copy_records(a), a.shape(0), copy_records(b), b.shape(0));
+        },
+        py::arg("a"), py::arg("b"));
     m.def("memcpy_loop", &memcpy_loop, py::arg("target"), py::arg("source"), py::arg("bytes"),
           py::arg("count"), py::arg("threads"), py::call_guard<py::gil_scoped_release>());
     m.def("prefault", &prefault, py::arg("base"), py::arg("bytes"), py::arg("threads"),

@@ -88,9 +88,11 @@ void require_event(std::uintptr_t event) {
 }
 
 void bind_copier(py::module_& m) {
-    py::class_<GpuCopier>(m, "GpuCopier", py::module_local())
-        .def(py::init(&make_copier), py::arg("base"), py::arg("space"), py::arg("pools"), py::arg("modes"))
+    py::class_<GpuCopier> bound(m, "GpuCopier", py::module_local());
+    bound.def(py::init(&make_copier), py::arg("base"), py::arg("space"), py::arg("pools"), py::arg("modes"))
         .def("add_pinned", &GpuCopier::add_pinned, py::arg("base"), py::arg("bytes"))
+        .def("withdraw_pinned", &GpuCopier::withdraw_pinned, py::call_guard<py::gil_scoped_release>())
+        .def("forget_pinned", &GpuCopier::forget_pinned, py::call_guard<py::gil_scoped_release>())
         .def(
             "submit",
             [](GpuCopier& copier, const py::array& copies, bool to_device, std::uintptr_t event,
@@ -121,26 +123,10 @@ void bind_copier(py::module_& m) {
                 require(copier.wait_layer(handle, layer, stream));
             },
             py::arg("handle"), py::arg("layer"), py::arg("stream"))
-        .def(
-            "query",
-            [](GpuCopier& copier, std::int64_t handle) -> py::object {
-                require_known(copier, handle);
-                std::vector<std::uint8_t> status;
-                if (!copier.query(handle, &status)) return py::none();
-                return status_array(status);
-            },
-            py::arg("handle"))
-        .def(
-            "wait",
-            [](GpuCopier& copier, std::int64_t handle, double timeout) {
-                require_known(copier, handle);
-                py::gil_scoped_release released;
-                return copier.wait(handle, timeout);
-            },
-            py::arg("handle"), py::arg("timeout"))
         .def("close", &GpuCopier::close, py::call_guard<py::gil_scoped_release>())
         .def("counters", &GpuCopier::counters)
         .def("message", &GpuCopier::message);
+    bind_handles<GpuCopier>(bound);
 }
 
 void bind_runtime(py::module_& m) {

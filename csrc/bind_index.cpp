@@ -159,6 +159,7 @@ py::dict counters(const Index& index) {
     out["write_failed"] = c.write_failed;
     out["read_failed"] = c.read_failed;
     out["slabs_moved"] = c.slabs_moved;
+    out["orphaned"] = c.orphaned;
     return out;
 }
 
@@ -179,6 +180,7 @@ py::dict policy(const Index& index, int tier) {
         row["censored"] = r.censored;
         row["index"] = r.index;
         row["resident_segments"] = r.resident;
+        row["index_by_age"] = r.by_age;
         rows.append(row);
     }
     py::dict out;
@@ -186,6 +188,10 @@ py::dict policy(const Index& index, int tier) {
     out["requests"] = table.requests;
     out["rebuilds"] = table.rebuilds;
     out["rebuild_seconds"] = table.rebuild_seconds;
+    out["held_blocks"] = table.held;
+    out["lru_blocks"] = table.lru;
+    out["fallbacks"] = table.fallbacks;
+    out["lru_requests"] = table.lru_requests;
     out["ghost_blocks"] = table.rows.empty() ? 0 : index.lineage()->ghost_blocks();
     out["streams"] = table.rows.empty() ? 0 : index.lineage()->streams();
     out["memory_bytes"] = index.policy_memory_bytes(tier);
@@ -275,12 +281,12 @@ py::array begin_read(Index& index, std::uint32_t segment, const py::object& keys
     return to_python(index.begin_read(segment, chain_of(k), spans.spans));
 }
 
-std::uint64_t retire(Index& index, std::uint32_t segment, const py::object& keys, const Numbers& begins,
-                     const Numbers& ends, const py::object& into) {
+template <std::uint64_t (Index::*call)(std::uint32_t, const Chain&, const std::vector<Span>&)>
+std::uint64_t blocks_of(Index& index, std::uint32_t segment, const py::object& keys, const Numbers& begins,
+                        const Numbers& ends) {
     const py::array k = as_array(keys, "keys");
     const Spans spans(begins, ends, py::none());
-    return index.retire(segment, chain_of(k), spans.spans,
-                        into.is_none() ? kNone : into.cast<std::uint32_t>());
+    return (index.*call)(segment, chain_of(k), spans.spans);
 }
 
 bool ready(Index& index, const py::object& copies) {
@@ -316,7 +322,8 @@ void bind_index_class(py::module_& m) {
         .def("begin_load", &begin_load, "segment"_a, "keys"_a, "begins"_a, "ends"_a, "pages"_a,
              "max_transit"_a)
         .def("begin_read", &begin_read, "segment"_a, "keys"_a, "begins"_a, "ends"_a)
-        .def("retire", &retire, "segment"_a, "keys"_a, "begins"_a, "ends"_a, "into"_a)
+        .def("retire", &blocks_of<&Index::retire>, "segment"_a, "keys"_a, "begins"_a, "ends"_a)
+        .def("supersede", &blocks_of<&Index::supersede>, "segment"_a, "keys"_a, "begins"_a, "ends"_a)
         .def("complete_load", &completion<&Index::complete_load>, "copies"_a, "status"_a)
         .def("ready", &ready, "copies"_a)
         .def(

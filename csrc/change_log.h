@@ -30,18 +30,21 @@ static_assert(sizeof(Change) == 32, "mirrored by CHANGE_DTYPE in index.py");
 
 class ChangeLog {
   public:
-    static constexpr std::uint64_t kCapacity = 1 << 16;
+    // slots: of the index; what changes between two steps of a reader is a small part of them.
+    explicit ChangeLog(std::uint64_t slots) {
+        while (capacity_ < kMost && capacity_ < slots / 8) capacity_ *= 2;
+    }
 
     // Changes ever made; the stamp of a reader that has seen all.
     std::uint64_t stamp() const { return total_; }
     // True when every change since `stamp` is still there.
     bool covers(std::uint64_t stamp) const { return stamp >= oldest() && stamp <= total_; }
-    const Change& at(std::uint64_t stamp) const { return ring_[stamp & (kCapacity - 1)]; }
+    const Change& at(std::uint64_t stamp) const { return ring_[stamp & (capacity_ - 1)]; }
     std::size_t memory_bytes() const { return ring_.capacity() * sizeof(Change); }
 
     Change& add() {
-        if (total_ >= ring_.size() && ring_.size() < kCapacity) ring_.emplace_back();
-        return ring_[total_++ & (kCapacity - 1)];
+        if (total_ >= ring_.size() && ring_.size() < capacity_) ring_.emplace_back();
+        return ring_[total_++ & (capacity_ - 1)];
     }
     // Too much changed to be listed: every reader starts anew.
     void invalidate() {
@@ -51,11 +54,14 @@ class ChangeLog {
 
   private:
     std::uint64_t oldest() const {
-        const std::uint64_t ring = total_ > kCapacity ? total_ - kCapacity : 0;
+        const std::uint64_t ring = total_ > capacity_ ? total_ - capacity_ : 0;
         return ring > floor_ ? ring : floor_;
     }
 
-    std::vector<Change> ring_;  // grows up to kCapacity
+    static constexpr std::uint64_t kLeast = 1 << 13, kMost = 1 << 16;
+
+    std::uint64_t capacity_ = kLeast;  // a power of two
+    std::vector<Change> ring_;         // grows up to it
     std::uint64_t total_ = 0;
     std::uint64_t floor_ = 0;
 };

@@ -57,13 +57,13 @@ bool CpuCopier::query(std::int64_t handle, std::vector<std::uint8_t>* status) {
     return true;
 }
 
-bool CpuCopier::wait(std::int64_t handle, double seconds) const {
+bool CpuCopier::wait(std::int64_t handle, double seconds) {
     ThreadPool::Handle batch;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         batch = jobs_.at(handle)->batch;
     }
-    return pool_.wait(batch, seconds);
+    return pool_.help(batch, seconds);
 }
 
 std::uint8_t CpuCopier::copy(const BlockCopy& copy, bool to_device) const {

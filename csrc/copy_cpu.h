@@ -44,8 +44,9 @@ class CpuCopier {
     // known(handle).
     bool query(std::int64_t handle, std::vector<std::uint8_t>* status);
 
-    // Waits until the handle has an outcome; false after `seconds`. REQUIRES: known(handle).
-    bool wait(std::int64_t handle, double seconds) const;
+    // Waits until the handle has an outcome, and copies meanwhile what no thread has begun; false after
+    // `seconds`. REQUIRES: known(handle).
+    bool wait(std::int64_t handle, double seconds);
 
     // Ends everything; copies not begun get kNotDone. Handles may still be queried. Idempotent.
     void close() { pool_.shutdown(); }

@@ -230,7 +230,11 @@ bool GpuCopier::wait(std::int64_t handle, double seconds) {
 void GpuCopier::close() {
     const std::lock_guard<std::mutex> one(submit_mutex_);
     if (closed_) return;
-    closing_ = true;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        closing_ = true;
+        changed_.notify_all();
+    }
     storing_.shutdown();
     loading_.shutdown();
     const gpu::DeviceScope device(options_.device);
@@ -238,6 +242,7 @@ void GpuCopier::close() {
         gpu::stream_synchronize(stream);
     const std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
+    changed_.notify_all();
     // Gathers run on the engine's stream and write staging that is about to be freed.
     for (const auto& span : ring_.spans()) {
         while (span->gathered != 0 && gpu::is_not_ready(gpu::event_query(span->gathered))) {
@@ -273,27 +278,6 @@ void GpuCopier::note(int code, const char* what) {
 void GpuCopier::count(const char* what, std::int64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     counters_[what] += number;
-}
-
-std::uintptr_t GpuCopier::take_event() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::uintptr_t event = 0;
-    if (!spare_events_.empty()) {
-        event = spare_events_.back();
-        spare_events_.pop_back();
-    } else if (gpu::event_create(&event) == gpu::kOkay) {
-        all_events_.push_back(event);
-    } else {
-        event = 0;
-    }
-    return event;
-}
-
-void GpuCopier::give_events(std::vector<std::uintptr_t>* events) {
-    for (const std::uintptr_t event : *events) {
-        if (event != 0) spare_events_.push_back(event);
-    }
-    events->clear();
 }
 
 }  // namespace kvoffload

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -52,6 +53,13 @@ class GpuCopier {
 
     // Host memory is page-locked from now on.
     void add_pinned(std::uintptr_t begin, std::int64_t bytes) { pinned_.add(begin, bytes); }
+
+    // Page-locked memory may be unlocked when this returns: no copy uses it, and until `forget_pinned` none
+    // is issued; submits go on. Waits for the device: not for the engine's thread. REQUIRES: nobody else is
+    // between the two calls.
+    void withdraw_pinned();
+    // No host memory is page-locked from now on.
+    void forget_pinned();
 
     // Starts the copies after `event` and returns their handle. REQUIRES: event != 0; the stream is the one
     // whose later work may overwrite the pages of a store. No two copies of running jobs write the same
@@ -131,6 +139,7 @@ class GpuCopier {
     int copy_runs(const Chunk& chunk, std::uintptr_t staging, bool to_device, std::uintptr_t stream);
     int order_after(std::uintptr_t later, std::uintptr_t earlier);
     bool all_pinned(const PlacedGroup& placed) const;
+    void hold();
     void settle(Job* job, const Placed* copies, std::int64_t count, int code, const char* what);
 
     void note(int code, const char* what);
@@ -169,7 +178,10 @@ class GpuCopier {
     std::vector<std::uintptr_t> spare_events_, all_events_;
     std::map<std::string, std::int64_t> counters_;
     std::string message_;
-    bool closed_ = false;
+    bool closed_ = false;              // written with submit_mutex_ held, too
+    bool holding_ = false;             // the issuing threads are to stop
+    int held_ = 0;                     // of them, those that have
+    std::condition_variable changed_;  // of closed_, closing_, holding_, held_
 
     ThreadPool storing_{1}, loading_{1};  // last: their threads end before anything they use
 };

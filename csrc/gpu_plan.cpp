@@ -108,8 +108,20 @@ void PinnedRanges::add(std::uintptr_t begin, std::int64_t bytes) {
     ranges_[begin] = begin + static_cast<std::uintptr_t>(bytes);
 }
 
+void PinnedRanges::withdraw() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    withdrawn_ = true;
+}
+
+void PinnedRanges::clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ranges_.clear();
+    withdrawn_ = false;
+}
+
 bool PinnedRanges::covers(std::uintptr_t begin, std::int64_t bytes) const {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (withdrawn_) return false;
     const std::uintptr_t end = begin + static_cast<std::uintptr_t>(bytes);
     while (begin < end) {
         const auto after = ranges_.upper_bound(begin);

@@ -53,6 +53,9 @@ std::vector<PlacedGroup> place(const std::vector<GroupPlan>& groups, const SlotS
 class PinnedRanges {
   public:
     void add(std::uintptr_t begin, std::int64_t bytes);
+    // Covers nothing from now on; parts are still cut at the borders, for the memory is page-locked still.
+    void withdraw();
+    void clear();
     bool covers(std::uintptr_t begin, std::int64_t bytes) const;
 
     // [begin, begin + bytes) cut at the borders of the ranges; each part lies in one of them or in none.
@@ -62,6 +65,7 @@ class PinnedRanges {
   private:
     mutable std::mutex mutex_;
     std::map<std::uintptr_t, std::uintptr_t> ranges_;  // begin -> end, disjoint; protected by mutex_
+    bool withdrawn_ = false;                           // protected by mutex_
 };
 
 // A copy of one stretch of bytes between host and device.

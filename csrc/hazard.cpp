@@ -1,7 +1,7 @@
 #include "hazard.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
 namespace kvoffload {
 
@@ -11,15 +11,10 @@ constexpr double kFirst = 0.5;  // seconds
 constexpr double kHalfOctave = 1.4142135623730951;
 constexpr double kParentWeight = 20;
 constexpr double kSlack = 5;  // seconds
+constexpr double kPriorWeight = 1;
+constexpr double kCarry = 0.7;  // of a bin's experience, to the prior of the next one
 
 }  // namespace
-
-int Hazards::bin_of(double age) {
-    if (!(age >= kFirst)) return 0;
-    int octave = 0;
-    const double m = std::frexp(age / kFirst, &octave);  // age = m 2^octave kFirst, m in [0.5, 1)
-    return std::min(2 * octave - 1 + (m >= kHalfOctave / 2 ? 1 : 0), kBins - 1);
-}
 
 Hazards::Hazards() {
     double edge = kFirst;
@@ -29,6 +24,8 @@ Hazards::Hazards() {
     }
     for (int b = 0; b + 1 < kBins; ++b) width_[at(b)] = low_[at(b + 1)] - low_[at(b)];
     width_[kBins - 1] = low_[kBins - 1];
+    for (int b = 0; b + 1 < kBins; ++b) next_[at(b)] = low_[at(b + 1)];
+    next_[kBins - 1] = std::numeric_limits<double>::infinity();
     rebuild();
 }
 
@@ -61,15 +58,27 @@ Hazards::Sums Hazards::pooled(int kind, int pace, int finish) const {
     return out;
 }
 
+// Ages that nobody has lived through yet are as the ages before them: what those saw, against what was
+// expected of them, scales the prior.
+Hazards::Row Hazards::parent_of(const Sums& all) const {
+    Row parent{};
+    double seen = 0, expected = 0;
+    for (std::size_t b = 0; b < kBins; ++b) {
+        const double prior = std::min(0.5, 0.5 * width_[b] / (low_[b] + width_[b] + kSlack));
+        const double level = std::min(0.5, prior * (seen + 1) / (expected + 1));
+        const double exposed = std::max(all.exposed[b], 0.0);
+        parent[b] = (all.reused[b] + kPriorWeight * level) / (exposed + kPriorWeight);
+        seen = kCarry * seen + all.reused[b];
+        expected = kCarry * expected + exposed * prior;
+    }
+    return parent;
+}
+
 void Hazards::rebuild() {
     for (int k = 0; k < 3; ++k) {
         for (int f = 0; f < kFinishes; ++f) {
-            const Sums all = pooled(k, -1, f);
-            Row parent{}, hazard{};
-            for (std::size_t b = 0; b < kBins; ++b) {
-                const double prior = std::min(0.5, 0.5 * width_[b] / (low_[b] + width_[b] + kSlack));
-                parent[b] = (all.reused[b] + prior) / (std::max(all.exposed[b], 0.0) + 1);
-            }
+            const Row parent = parent_of(pooled(k, -1, f));
+            Row hazard{};
             for (int p = 0; p < kPaces; ++p) {
                 const Sums own = pooled(k, p, f);
                 for (std::size_t b = 0; b < kBins; ++b) {

@@ -54,7 +54,8 @@ Index::Index(IndexOptions options)
              most_ghosts(options_)),
       arenas_{SlabArena(0, options_.host_slabs, options_.slots_per_slab, options_.host_slots),
               SlabArena(0, options_.disk_slabs, options_.slots_per_slab, options_.disk_slots)},
-      transit_(options_.host_slabs, options_.transit_slabs, options_.slots_per_slab, options_.transit_slots) {
+      transit_(options_.host_slabs, options_.transit_slabs, options_.slots_per_slab, options_.transit_slots),
+      log_(slots()) {
     for (std::uint32_t g = 0; g < groups(); ++g) {
         tables_.emplace_back(pool_, (arenas_[kHost].capacity(g) + arenas_[kDisk].capacity(g)) / groups());
     }
@@ -66,6 +67,13 @@ Index::Index(IndexOptions options)
     for (std::uint32_t g = 0; g < groups(); ++g) host = std::max(host, arenas_[kHost].capacity(g));
     max_writing_ = options_.max_pending_writes >= 0 ? static_cast<std::uint64_t>(options_.max_pending_writes)
                                                     : std::max<std::uint64_t>(host / 4, 1);
+}
+
+std::uint64_t Index::slots() const {
+    std::uint64_t most = 0;
+    for (std::uint32_t g = 0; g < groups(); ++g)
+        most = std::max(most, arenas_[kHost].capacity(g) + arenas_[kDisk].capacity(g));
+    return most;
 }
 
 void Index::close_segment(std::uint32_t segment, int reason, double now) {
@@ -124,52 +132,17 @@ void Index::append_merged(const std::vector<Span>& spans) {
     }
 }
 
-// Stages of 32, so that the cache misses of a stage overlap: bucket, then entry, then compare.
 void Index::find_all(const Chain& chain) {
-    constexpr std::size_t kStage = 32;
-    std::uint32_t hashes[kStage];
-    for (std::size_t first = 0; first < items_.size(); first += kStage) {
-        const std::size_t n = std::min(kStage, items_.size() - first);
-        Item* const items = items_.data() + first;
-        for (std::size_t i = 0; i < n; ++i) {
-            hashes[i] = hash_key(chain.keys + std::size_t{items[i].end - 1} * 16);
-            tables_[items[i].group].prefetch(hashes[i]);
-        }
-        for (std::size_t i = 0; i < n; ++i) {
-            items[i].entry = tables_[items[i].group].guess(hashes[i]);
-            if (items[i].entry != kNone) pool_.prefetch(items[i].entry);
-        }
-        for (std::size_t i = 0; i < n; ++i) {
-            if (items[i].entry == kNone) continue;
-            const KeyTable& table = tables_[items[i].group];
-            const std::uint8_t* key = chain.keys + std::size_t{items[i].end - 1} * 16;
-            if (!table.equal(items[i].entry, key)) items[i].entry = table.find(hashes[i], key);
-        }
-    }
+    find_all(chain, [](const Item&) {});
 }
 
 void Index::probe(const Chain& chain, std::uint32_t g, std::uint32_t begin, std::uint32_t end,
                   std::uint8_t* codes) const {
-    constexpr std::uint32_t kStage = 32;
-    const KeyTable& table = tables_[g];
     const std::uint32_t multiple = group(g).multiple;
-    std::uint32_t hashes[kStage], ids[kStage];
-    for (std::uint32_t first = begin; first < end; first += kStage) {
-        const std::uint32_t n = std::min(kStage, end - first);
-        for (std::uint32_t i = 0; i < n; ++i) {
-            hashes[i] = hash_key(chain.at(multiple, first + i));
-            table.prefetch(hashes[i]);
-        }
-        for (std::uint32_t i = 0; i < n; ++i) {
-            ids[i] = table.guess(hashes[i]);
-            if (ids[i] != kNone) pool_.prefetch(ids[i]);
-        }
-        for (std::uint32_t i = 0; i < n; ++i) {
-            const std::uint8_t* key = chain.at(multiple, first + i);
-            if (ids[i] != kNone && !table.equal(ids[i], key)) ids[i] = table.find(hashes[i], key);
-            codes[first - begin + i] = ids[i] == kNone ? 0 : code(pool_[ids[i]]);
-        }
-    }
+    find_staged(
+        end - begin, [&](std::size_t) -> const KeyTable& { return tables_[g]; },
+        [&](std::size_t i) { return chain.at(multiple, begin + static_cast<std::uint32_t>(i)); },
+        [&](std::size_t i, std::uint32_t id) { codes[i] = id == kNone ? 0 : code(pool_[id]); });
 }
 
 // ---- room
@@ -182,10 +155,9 @@ bool Index::make_room(int tier, const Newcomer& x, const Chain& chain) {
     const std::uint32_t slab = idle_slab(tier, x, chain, victim);
     if (slab == kNone && victim == kNone) return false;
     if (slab != kNone) {
-        empty_slab(tier, slab);
+        empty_slab(tier, slab, x, chain);
     } else {
-        ++counters_.evicted[tier];
-        drop(victim, tier);
+        evict(victim, tier, x, chain);
     }
     return arena.promise(x.group);
 }
@@ -217,13 +189,11 @@ std::uint32_t Index::idle_slab(int tier, const Newcomer& x, const Chain& chain, 
     }
 }
 
-void Index::empty_slab(int tier, std::uint32_t slab) {
+void Index::empty_slab(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain) {
     const SlabArena::Slab& s = arenas_[tier].slabs()[slab];
     ++counters_.slabs_moved;
     for (std::uint32_t i = 0; i < s.slots && s.owner >= 0; ++i) {
-        if (s.free.test(i)) continue;
-        ++counters_.evicted[tier];
-        drop(s.entries[i], tier);
+        if (!s.free.test(i)) evict(s.entries[i], tier, x, chain);
     }
 }
 
@@ -234,6 +204,7 @@ bool Index::slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, 
         const Entry& e = pool_[s.entries[i]];
         if (e.pins != 0 || e.has(spared(tier)) || e.segment == x.segment || order_.own_prefix(e, x, chain))
             return false;
+        if (!order_.displaces(tier, x.segment, e.segment)) return false;
     }
     return true;
 }

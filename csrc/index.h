@@ -30,6 +30,11 @@
 // admits it, queued for disk; or its slot is given back. Of a copy with kCopyTransit: kOk changes nothing,
 // the same copy goes on as a write and ends with complete_write; otherwise its slots are given back.
 //
+// The end of a full group drops the windows and states beyond it. When room is made by giving up a block of a
+// full group that no tier holds then, its segment loses, in each tier, the blocks of windows and states that
+// end beyond that block's start: no boundary there can be restored. From the deepest one up to the first that
+// may not go (pinned, spared or of x's own prefix); later ones age.
+//
 // Room that a load makes in host never costs a block that waits for its write to disk.
 // begin_load. All groups together, in ascending end position. Blocks without a page are passed over. The
 // others must be valid in host, or on disk and online, or on disk and on their way to host (kCopyWait); the
@@ -103,6 +108,7 @@ struct LoadResult {
 
 struct Counters {
     std::uint64_t evicted[kTiers] = {0, 0};  // slots taken from blocks to make room
+    std::uint64_t orphaned = 0;              // slots taken from windows and states beyond evicted blocks
     std::uint64_t stored[kTiers] = {0, 0};   // blocks that became valid by a store or a write
     std::uint64_t promoted = 0;              // blocks that became valid in host by a read
     std::uint64_t dropped_disk_backlog = 0;  // evicted from host before they were written
@@ -165,12 +171,12 @@ class Index {
     // The blocks count no longer as pending or loading. REQUIRES: the job has not ended.
     void expire(const BlockCopy* copies, std::size_t n);
 
-    // Blocks of the spans leave their segments. With `into`, an open segment that nothing touches, those of
-    // `segment` and of closed segments go there, to be given up first; where a policy learns none do, since
-    // it weighs segments by who used them. With kNone those of `segment` go for good: what a job holds is
-    // invisible from now on and ends with the job. How many.
-    std::uint64_t retire(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans,
-                         std::uint32_t into);
+    // Blocks of the spans that are in `segment` go for good: what a job holds is invisible from now on and
+    // ends with the job. How many.
+    std::uint64_t retire(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans);
+    // Blocks of the spans that are in `segment` or in closed segments are the first to go from now on, until
+    // a request touches them; where a policy learns, not those that two streams have used. How many.
+    std::uint64_t supersede(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans);
 
     // Highest seq wins per key; slots out of range or used twice are passed over. A block is as recent as the
     // most recent of its children. REQUIRES: nothing was stored before.
@@ -204,7 +210,16 @@ class Index {
     void check_integrity() const;
 
   private:
-    enum Action : std::uint8_t { kSkip, kCandidate, kToHost, kToTransit, kPlain, kWaiting, kToDevice };
+    enum Action : std::uint8_t {
+        kSkip,
+        kMissing,
+        kCandidate,
+        kToHost,
+        kToTransit,
+        kPlain,
+        kWaiting,
+        kToDevice
+    };
 
     struct Item {  // one block of a batch call
         std::uint32_t block;
@@ -218,11 +233,15 @@ class Index {
     void start(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans);
     void restart_batch();
     void append_merged(const std::vector<Span>& spans);
+    std::uint64_t slots() const;
+    // Sets the entry of every item, and calls found(item) while the entry is at hand.
+    template <class Found>
+    void find_all(const Chain& chain, Found found);
     void find_all(const Chain& chain);
     bool make_room(int tier, const Newcomer& x, const Chain& chain);
     bool could_make_room(int tier, const Newcomer& x, const Chain& chain);
     std::uint32_t idle_slab(int tier, const Newcomer& x, const Chain& chain, std::uint32_t victim);
-    void empty_slab(int tier, std::uint32_t slab);
+    void empty_slab(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain);
     bool slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain) const;
     void join(std::uint32_t request, Item& item, std::uint32_t& hint);
     std::uint32_t make_entry(const Chain& chain, const Item& item);
@@ -256,10 +275,15 @@ class Index {
     enum Ending : std::uint8_t { kEndsNothing, kEndsStore, kEndsWrite, kEndsLoad };
     void check_copies(const BlockCopy* copies, std::size_t n, Ending ending) const;
 
+    // index_tails.cpp
+    void evict(std::uint32_t id, int tier, const Newcomer& x, const Chain& chain);
+    void drop_beyond(std::uint32_t segment, std::uint32_t start, const Newcomer& x, const Chain& chain);
+
     // index_learn.cpp
     void relate(std::uint32_t segment, const Chain& chain, std::size_t n);
     std::uint64_t ghost(const Chain& chain, const Item& item) const;
     void begin_request(std::uint32_t segment, const Chain& chain);
+    void compare_with_lru(int tier, const Chain& chain, std::uint32_t group, std::uint32_t known);
     std::uint32_t known_segment(const Chain& chain, std::uint32_t group, std::uint32_t block) const;
 
     // index_store.cpp
@@ -280,7 +304,8 @@ class Index {
 
     // index_load.cpp
     struct TransitRing;
-    std::size_t available(const std::vector<Span>& spans, bool to_device);
+    std::size_t available(const Chain& chain, const std::vector<Span>& spans, bool to_device);
+    Action need(const Entry& e, bool to_device) const;
     std::size_t place_reads(std::uint32_t segment, const Chain& chain, std::size_t n, TransitRing* ring);
     std::size_t cut(std::size_t failed, std::size_t n, TransitRing* ring);
     std::size_t rewind(std::size_t n);

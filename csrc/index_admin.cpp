@@ -102,39 +102,6 @@ void Index::link_restored(const std::vector<std::uint64_t>& order, const std::ve
     }
 }
 
-std::uint64_t Index::retire(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans,
-                            std::uint32_t into) {
-    if (into != kNone && (into == segment || !order_.is_open(into))) {
-        throw std::invalid_argument("retire: segment " + std::to_string(into) + " is not another open one");
-    }
-    start(segment, chain, spans);
-    if (into != kNone && order_.lineage() != nullptr) return 0;
-    find_all(chain);
-    std::uint64_t count = 0;
-    std::uint32_t hint = kNone;
-    for (const Item& item : items_) {
-        const std::uint32_t id = item.entry;
-        if (id == kNone || !pool_[id].in_use()) continue;  // a chain may name a key twice
-        const std::uint32_t from = pool_[id].segment;
-        if (from != segment && (into == kNone || order_.is_open(from))) continue;
-        ++count;
-        if (into != kNone) {
-            order_.unlink(id);
-            order_.link(into, id, hint);
-        } else if (pool_[id].pins != 0) {
-            doom(id);
-        } else {
-            for (int t = 0; t < kTiers; ++t) {
-                if (pool_[id].slot[t] < 0) continue;
-                clear_slot(id, t);
-                log(pool_[id], kRemoved, t);
-            }
-            settle(id);
-        }
-    }
-    return count;
-}
-
 void Index::reset(int tier) {
     std::vector<std::uint32_t> ids;
     for (const SlabArena::Slab& s : arenas_[tier].slabs()) {
@@ -249,7 +216,8 @@ void Index::check_segments() const {
     for (std::uint32_t s = 0; s < order_.segments(); ++s) {
         const Segment& seg = order_.segment(s);
         if (!seg.live) continue;
-        expect(seg.open || seg.size != 0 || (order_.lineage() && order_.lineage()->ghosts(s) != 0),
+        expect(seg.open || seg.size != 0 || s == kSuperseded ||
+                   (order_.lineage() && order_.lineage()->ghosts(s) != 0),
                "segment is closed, empty and alive", s);
         std::vector<std::uint32_t> tails(groups() * kTiers, kNone), counts(groups() * kTiers, 0);
         std::uint32_t size = 0, before = kNone, sum[kTiers] = {0, 0};
@@ -267,7 +235,7 @@ void Index::check_segments() const {
         expect(size == seg.size && before == seg.tail, "segment size or tail is wrong", s);
         for (std::uint32_t t = 0; t < kTiers; ++t) {
             expect(sum[t] == seg.resident[t], "resident blocks are miscounted", s);
-            resident_segments[t] += sum[t] > 0 ? 1 : 0;
+            resident_segments[t] += sum[t] > 0 && s != kSuperseded ? 1 : 0;
             for (std::uint32_t g = 0; g < groups(); ++g) {
                 expect(order_.tail(s, g, static_cast<int>(t)) == tails[g * kTiers + t],
                        "wrong tail of a tier", s);
@@ -279,7 +247,8 @@ void Index::check_segments() const {
     for (int t = 0; t < kTiers; ++t) {
         std::unordered_set<std::uint32_t> seen;
         for (std::uint32_t s = kNone; (s = order_.policy(t).next_victim(s)) != kNone;) {
-            expect(seen.insert(s).second && order_.segment(s).live && order_.segment(s).resident[t] > 0,
+            expect(s != kSuperseded && seen.insert(s).second && order_.segment(s).live &&
+                       order_.segment(s).resident[t] > 0,
                    "policy orders a segment twice or without blocks", s);
         }
         expect(seen.size() == resident_segments[t], "policy misses a segment", seen.size());

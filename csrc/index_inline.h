@@ -5,6 +5,17 @@
 
 namespace kvoffload {
 
+template <class Found>
+void Index::find_all(const Chain& chain, Found found) {
+    find_staged(
+        items_.size(), [&](std::size_t i) -> const KeyTable& { return tables_[items_[i].group]; },
+        [&](std::size_t i) { return chain.keys + std::size_t{items_[i].end - 1} * 16; },
+        [&](std::size_t i, std::uint32_t id) {
+            items_[i].entry = id;
+            found(items_[i]);
+        });
+}
+
 inline const std::int32_t* Index::page(const std::vector<Span>& spans, const Item& item) const {
     const Span& s = spans[item.group];
     return item.block < s.count && s.pages[item.block] >= 0 ? s.pages + item.block : nullptr;

@@ -28,26 +28,56 @@ void Index::relate(std::uint32_t segment, const Chain& chain, std::size_t n) {
     lineage->relate(segment, touched_, order_.now());
 }
 
+namespace {
+
+// The first block of [0, end) for which `there` is false, if it is so for all behind it.
+template <class There>
+std::uint32_t bisect(std::uint32_t end, There there) {
+    std::uint32_t low = 0;
+    while (low < end) {
+        const std::uint32_t middle = low + (end - low) / 2;
+        there(middle) ? low = middle + 1 : end = middle;
+    }
+    return low;
+}
+
+}  // namespace
+
 // The known prefix, looked for in the first full group, else in the first one: what is known has no holes but
 // for failed copies and forgotten ghosts, so that bisection finds its end or one before it.
 void Index::begin_request(std::uint32_t segment, const Chain& chain) {
     std::uint32_t g = 0;
     while (g + 1 < groups() && group(g).kind != kFull) ++g;
     if (group(g).kind != kFull) g = 0;
-    std::uint32_t low = 0, high = static_cast<std::uint32_t>(chain.blocks / group(g).multiple);
     std::uint32_t last = kNone;
-    while (low < high) {
-        const std::uint32_t middle = low + (high - low) / 2;
-        const std::uint32_t found = known_segment(chain, g, middle);
-        if (found == kNone) {
-            high = middle;
-        } else {
-            last = found;
-            low = middle + 1;
-        }
+    const auto blocks = static_cast<std::uint32_t>(chain.blocks / group(g).multiple);
+    const std::uint32_t known = bisect(blocks, [&](std::uint32_t block) {
+        const std::uint32_t found = known_segment(chain, g, block);
+        last = found == kNone ? last : found;
+        return found != kNone;
+    });
+    order_.lineage()->begin(segment, chain.blocks, std::uint64_t{known} * group(g).multiple, last,
+                            order_.now());
+    for (int t = 0; t < kTiers; ++t) {
+        if (order_.policy(t).learns()) compare_with_lru(t, chain, g, known);
     }
-    const std::uint64_t known = std::uint64_t{low} * group(g).multiple;
-    order_.lineage()->begin(segment, chain.blocks, known, last, order_.now());
+}
+
+// What the tier holds of the known prefix, and what an LRU would hold that has as many blocks: both hold a
+// path from its start.
+void Index::compare_with_lru(int tier, const Chain& chain, std::uint32_t g, std::uint32_t known) {
+    const std::uint32_t multiple = group(g).multiple;
+    const std::uint32_t own = bisect(known, [&](std::uint32_t block) {
+        const std::uint8_t* const key = chain.at(multiple, block);
+        const std::uint32_t id = tables_[g].find(hash_key(key), key);
+        return id != kNone && pool_[id].slot[tier] >= 0;
+    });
+    const std::uint64_t room = order_.resident(tier);
+    const std::uint32_t lru = bisect(known, [&](std::uint32_t block) {
+        const std::uint32_t at = known_segment(chain, g, block);
+        return at != kNone && order_.lineage()->distance(at, (block + 1) * multiple) <= room;
+    });
+    order_.compared(tier, std::uint64_t{own} * multiple, std::uint64_t{lru} * multiple, chain.blocks);
 }
 
 std::uint32_t Index::known_segment(const Chain& chain, std::uint32_t g, std::uint32_t block) const {

@@ -39,13 +39,12 @@ LoadResult Index::begin_load(std::uint32_t segment, const Chain& chain, const st
     LoadResult result;
     start(segment, chain, spans);
     spare_unwritten_ = disk_writable();
-    find_all(chain);
     std::uint32_t asked = 0;
     for (const Span& s : spans) asked += s.begin < s.end ? 1 : 0;
     TransitRing ring{max_transit, std::max(max_transit / std::max(asked, 1u), 1u), {}, {}};
     ring.slots.resize(groups());
     ring.users.assign(groups(), 0);
-    const std::size_t n = place_reads(segment, chain, available(spans, true), &ring);
+    const std::size_t n = place_reads(segment, chain, available(chain, spans, true), &ring);
     result.copies = emit_loads(spans, n, &ring);
     for (std::uint32_t g = 0; g < groups(); ++g) {
         std::uint32_t end = std::max(spans[g].begin, spans[g].end);
@@ -58,32 +57,30 @@ LoadResult Index::begin_load(std::uint32_t segment, const Chain& chain, const st
 CopyList Index::begin_read(std::uint32_t segment, const Chain& chain, const std::vector<Span>& spans) {
     start(segment, chain, spans);
     spare_unwritten_ = disk_writable();
-    find_all(chain);
-    const std::size_t n = place_reads(segment, chain, available(spans, false), nullptr);
+    const std::size_t n = place_reads(segment, chain, available(chain, spans, false), nullptr);
     return emit_loads(spans, n, nullptr);
 }
 
-// What each block needs, up to the position of the first that cannot be had.
-std::size_t Index::available(const std::vector<Span>& spans, bool to_device) {
+// Finds every block and what it needs; the number of those before the position of the first that cannot be
+// had.
+std::size_t Index::available(const Chain& chain, const std::vector<Span>& spans, bool to_device) {
+    find_all(chain, [&](Item& item) {
+        if (to_device && page(spans, item) == nullptr) return;
+        item.action = item.entry == kNone ? kMissing : need(pool_[item.entry], to_device);
+    });
     for (std::size_t i = 0; i < items_.size(); ++i) {
-        Item& item = items_[i];
-        item.action = kSkip;
-        if (to_device && page(spans, item) == nullptr) continue;
-        if (item.entry == kNone) return rewind(i);
-        const Entry& e = pool_[item.entry];
-        if (e.pins == kMaxPins) return rewind(i);
-        if (!to_device && e.has(kHostValid | kHostBusy)) continue;
-        if (e.has(kHostValid)) {
-            item.action = kPlain;
-        } else if (e.has(kHostBusy) && e.has(kDiskValid) && e.has(kPending)) {
-            item.action = kWaiting;
-        } else if (on_disk(e)) {
-            item.action = e.has(kHostBusy) ? kToDevice : kCandidate;
-        } else {
-            return rewind(i);
-        }
+        if (items_[i].action == kMissing) return rewind(i);
     }
     return items_.size();
+}
+
+Index::Action Index::need(const Entry& e, bool to_device) const {
+    if (e.pins == kMaxPins) return kMissing;
+    if (!to_device && e.has(kHostValid | kHostBusy)) return kSkip;
+    if (e.has(kHostValid)) return kPlain;
+    if (e.has(kHostBusy) && e.has(kDiskValid) && e.has(kPending)) return kWaiting;
+    if (!on_disk(e)) return kMissing;
+    return e.has(kHostBusy) ? kToDevice : kCandidate;
 }
 
 // The first item at the position of item n.

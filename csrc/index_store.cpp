@@ -240,6 +240,7 @@ CopyList Index::next_writes(std::uint64_t limit) {
         segment = e.segment;
         if (make_room(kDisk, Newcomer{segment, order_.end(e), e.group}, Chain{})) {
             chosen.push_back(id);
+            pin(e);  // before the next one makes room
         } else {
             ++counters_.dropped_disk_full;
         }
@@ -247,8 +248,7 @@ CopyList Index::next_writes(std::uint64_t limit) {
     out.data.reset(new BlockCopy[chosen.size()]);
     for (const std::uint32_t id : chosen) {
         take_slot(id, kDisk, kDiskBusy);
-        Entry& e = pool_[id];
-        pin(e);
+        const Entry& e = pool_[id];
         out.data[out.size++] = copy_of(id, -1, e.slot[kHost], e.slot[kDisk], 0);
     }
     return out;

@@ -72,6 +72,8 @@ class KeyTable {
         --size_;
     }
 
+    void prefetch_entry(std::uint32_t id) const { pool_->prefetch(id); }
+
     bool equal(std::uint32_t id, const std::uint8_t* key) const {
         return std::memcmp((*pool_)[id].key, key, 16) == 0;
     }
@@ -103,5 +105,31 @@ class KeyTable {
     std::vector<Place> places_;
     std::uint32_t size_ = 0;
 };
+
+// Calls found(i, id) for each of n keys, kNone for an absent one, in stages of 32, so that the cache misses
+// of a stage overlap: place in the table, then entry, then comparison.
+template <class TableOf, class KeyOf, class Found>
+void find_staged(std::size_t n, TableOf table, KeyOf key, Found found) {
+    constexpr std::size_t kStage = 32;
+    std::uint32_t hashes[kStage], ids[kStage];
+    for (std::size_t first = 0; first < n; first += kStage) {
+        const std::size_t count = n - first < kStage ? n - first : kStage;
+        for (std::size_t i = 0; i < count; ++i) {
+            hashes[i] = hash_key(key(first + i));
+            table(first + i).prefetch(hashes[i]);
+        }
+        for (std::size_t i = 0; i < count; ++i) {
+            const KeyTable& t = table(first + i);
+            ids[i] = t.guess(hashes[i]);
+            if (ids[i] != kNone) t.prefetch_entry(ids[i]);
+        }
+        for (std::size_t i = 0; i < count; ++i) {
+            const KeyTable& t = table(first + i);
+            if (ids[i] != kNone && !t.equal(ids[i], key(first + i)))
+                ids[i] = t.find(hashes[i], key(first + i));
+            found(first + i, ids[i]);
+        }
+    }
+}
 
 }  // namespace kvoffload

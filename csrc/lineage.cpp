@@ -12,7 +12,6 @@ namespace kvoffload {
 namespace {
 
 constexpr std::uint64_t kTrimPeriod = 64;  // requests
-constexpr std::uint32_t kDeepest = 64;     // segments above one that are looked at
 
 }  // namespace
 
@@ -22,6 +21,8 @@ Lineage::Lineage(Order& order, std::vector<Policy*> learners, std::uint64_t most
 void Lineage::opened(std::uint32_t segment, std::uint64_t stream) {
     if (segment >= nodes_.size()) nodes_.resize(segment + 1);
     nodes_[segment] = Node{};
+    branches_.open(segment);
+    recency_.touch(segment);
     nodes_[segment].name = stream;
     nodes_[segment].serial = ++serial_;
 }
@@ -104,18 +105,21 @@ void Lineage::find_split(std::uint32_t segment, const std::vector<Touched>& touc
         set_class(head, Kind::kShared, nodes_[segment].pace, now);
     }
     nodes_[segment].split = shared;
-    detach(segment);
-    attach(segment, nodes_[segment].head, shared);
+    branches_.detach(segment);
+    branches_.attach(segment, nodes_[segment].head, shared);
 }
 
 void Lineage::use(std::uint32_t from, std::uint32_t to, const Touched& first, std::uint32_t end,
                   std::uint32_t blocks, double now) {
-    for (Policy* p : learners_) p->on_use(from, to, blocks, now);
+    for (Policy* p : learners_) p->on_use(from == kSuperseded ? kNone : from, to, blocks, now);
     Node& t = nodes_[to];
     t.low = t.blocks == 0 ? first.before : std::min(t.low, first.before);
     t.blocks += blocks;
+    recency_.add(to, blocks);
     if (from == kNone) return;
     nodes_[from].blocks -= blocks;
+    if (from == kSuperseded) return;
+    recency_.add(from, -std::int64_t{blocks});
     nodes_[from].low = std::max(nodes_[from].low, end);
     cuts_.push_back(Cut{from, end});
 }
@@ -124,18 +128,10 @@ void Lineage::use(std::uint32_t from, std::uint32_t to, const Touched& first, st
 // ones.
 void Lineage::rehang(std::uint32_t segment) {
     for (const Cut& c : cuts_) {
-        for (std::uint32_t t = nodes_[c.segment].child; t != kNone;) {
-            const std::uint32_t next = nodes_[t].next;
-            if (nodes_[t].at <= c.end) {
-                const std::uint32_t at = nodes_[t].at;
-                detach(t);
-                if (target(segment, at) != t) attach(t, target(segment, at), at);
-            }
-            t = next;
-        }
+        branches_.move(c.segment, c.end, [&](std::uint32_t at) { return target(segment, at); });
         if (nodes_[c.segment].blocks == 0 || target(segment, c.end) == c.segment) continue;
-        detach(c.segment);
-        attach(c.segment, target(segment, c.end), c.end);
+        branches_.detach(c.segment);
+        branches_.attach(c.segment, target(segment, c.end), c.end);
     }
 }
 
@@ -157,20 +153,26 @@ void Lineage::set_class(std::uint32_t segment, Kind kind, Pace pace, double now)
 void Lineage::closed(std::uint32_t segment, double now) { leave_previous(segment, kNone, now); }
 
 void Lineage::erased(std::uint32_t segment) {
-    Node& n = nodes_[segment];
-    while (n.child != kNone) {
-        const std::uint32_t t = n.child;
-        detach(t);
-        if (n.parent != kNone) attach(t, n.parent, n.at);
-    }
-    detach(segment);
+    const Node& n = nodes_[segment];
+    branches_.erase(segment);
+    recency_.erase(segment);
     if (n.stream != kNone && streams_.tail(n.stream) == segment) streams_.tail(n.stream) = kNone;
 }
 
 void Lineage::restored(std::uint32_t segment, std::uint32_t count, double now) {
     for (Policy* p : learners_) p->on_use(kNone, segment, count, now);
     nodes_[segment].blocks += count;
+    recency_.add(segment, count);
 }
+
+void Lineage::superseded(std::uint32_t segment, double now) {
+    for (Policy* p : learners_) p->on_forget(segment, 1, now);
+    --nodes_[segment].blocks;
+    recency_.add(segment, -1);
+    ++nodes_[kSuperseded].blocks;
+}
+
+void Lineage::left_superseded() { --nodes_[kSuperseded].blocks; }
 
 void Lineage::revived(std::uint64_t ghost) {
     const std::uint32_t id = ghosts_.find(ghost);
@@ -180,39 +182,6 @@ void Lineage::revived(std::uint64_t ghost) {
 std::uint32_t Lineage::find(std::uint64_t ghost) const {
     const std::uint32_t id = ghosts_.find(ghost);
     return id == kNone ? kNone : ghosts_.segment(id);
-}
-
-bool Lineage::blocked(std::uint32_t segment, int tier, std::uint32_t end) const {
-    for (std::uint32_t t = nodes_[segment].child; t != kNone; t = nodes_[t].next) {
-        if (nodes_[t].at >= end && order_.segment(t).resident[tier] > 0) return true;
-    }
-    return false;
-}
-
-// A parent that hangs below the segment itself is cut off first: there are no rings.
-void Lineage::attach(std::uint32_t segment, std::uint32_t parent, std::uint32_t at) {
-    std::uint32_t up = parent;
-    for (std::uint32_t depth = 0; up != kNone && up != segment; up = nodes_[up].parent) {
-        if (++depth == kDeepest) return;
-    }
-    if (up == segment) detach(parent);
-    if (parent == segment) return;
-    Node& n = nodes_[segment];
-    Node& p = nodes_[parent];
-    n.parent = parent;
-    n.at = at;
-    n.prev = kNone;
-    n.next = p.child;
-    if (p.child != kNone) nodes_[p.child].prev = segment;
-    p.child = segment;
-}
-
-void Lineage::detach(std::uint32_t segment) {
-    Node& n = nodes_[segment];
-    if (n.parent == kNone) return;
-    (n.prev == kNone ? nodes_[n.parent].child : nodes_[n.prev].next) = n.next;
-    if (n.next != kNone) nodes_[n.next].prev = n.prev;
-    n.parent = n.next = n.prev = kNone;
 }
 
 // Forgets the ghosts of the segments used longest ago, those without entries first, until the bounds hold.
@@ -248,13 +217,15 @@ void Lineage::forget(std::uint32_t segment, double now) {
     Node& n = nodes_[segment];
     for (Policy* p : learners_) p->on_forget(segment, n.ghosts.count, now);
     n.blocks -= n.ghosts.count;
+    recency_.add(segment, -std::int64_t{n.ghosts.count});
     ghosts_.clear(n.ghosts);
     order_.erase_if_done(segment);
 }
 
 std::size_t Lineage::memory_bytes() const {
     return nodes_.capacity() * sizeof(Node) + ghosts_.memory_bytes() + streams_.memory_bytes() +
-           from_.capacity() * sizeof(std::uint32_t) + cuts_.capacity() * sizeof(Cut);
+           branches_.memory_bytes() + recency_.memory_bytes() + from_.capacity() * sizeof(std::uint32_t) +
+           cuts_.capacity() * sizeof(Cut);
 }
 
 void Lineage::check() const {
@@ -264,11 +235,13 @@ void Lineage::check() const {
         const Node& n = nodes_[s];
         ghosts += n.ghosts.count;
         const bool counted = n.blocks == n.ghosts.count + order_.segment(s).size;
-        const bool hangs = n.parent == kNone || order_.segment(n.parent).live;
+        const std::uint32_t above = branches_.parent(s);
+        const bool hangs = above == kNone || order_.segment(above).live;
         if (counted && hangs) continue;
         throw std::runtime_error("index: lineage of segment " + std::to_string(s) + " is wrong (" +
                                  std::to_string(n.blocks) + " blocks)");
     }
+    branches_.check();
     if (ghosts != ghosts_.size()) throw std::runtime_error("index: ghosts without a segment");
 }
 

@@ -10,11 +10,14 @@
 // Thread: owned by the Order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "branches.h"
 #include "ghosts.h"
 #include "policy.h"
+#include "recency.h"
 #include "streams.h"
 
 namespace kvoffload {
@@ -43,6 +46,7 @@ class Lineage {
                double now);
     // The request touches these blocks. REQUIRES: begun.
     void relate(std::uint32_t segment, const std::vector<Touched>& touched, double now);
+    void touched(std::uint32_t segment) { recency_.touch(segment); }
     void closed(std::uint32_t segment, double now);
     void erased(std::uint32_t segment);
     // `count` blocks of unknown past, found on disk.
@@ -52,6 +56,11 @@ class Lineage {
     void buried(std::uint32_t segment, std::uint64_t ghost) {
         ghosts_.add(ghost, segment, nodes_[segment].ghosts);
     }
+    // Whether two streams have used the segment.
+    bool shared(std::uint32_t segment) const { return nodes_[segment].kind == Kind::kShared; }
+    // A block goes from the segment to kSuperseded, of which nothing is learned, or out of that.
+    void superseded(std::uint32_t segment, double now);
+    void left_superseded();
     // The block has an entry again, in the segment where its ghost is.
     void revived(std::uint64_t ghost);
     // The segment of a ghost, kNone if it is unknown.
@@ -64,7 +73,18 @@ class Lineage {
     }
     std::uint32_t head(std::uint32_t segment) const { return nodes_[segment].head; }
     // Something that the tier holds hangs below the block of the segment that ends at `end`.
-    bool blocked(std::uint32_t segment, int tier, std::uint32_t end) const;
+    bool blocked(std::uint32_t segment, int tier, std::uint32_t end) const {
+        return branches_.blocked(segment, tier, end);
+    }
+    // The segment's first block came to the tier (true) or its last one left (false).
+    void resident(std::uint32_t segment, int tier, bool there) { branches_.resident(segment, tier, there); }
+
+    // Blocks used since the block of the segment that ends at `end` was, itself included: an LRU that holds
+    // at least so many holds it. Exact in layouts of one group.
+    std::uint64_t distance(std::uint32_t segment, std::uint32_t end) const {
+        const Node& n = nodes_[segment];
+        return recency_.above(segment) + std::min(n.blocks, end > n.low ? end - n.low : 1);
+    }
 
     std::uint64_t ghost_blocks() const { return ghosts_.size(); }
     std::uint32_t streams() const { return streams_.size(); }
@@ -82,7 +102,6 @@ class Lineage {
         std::uint32_t previous =
             kNone;  // the stream's tail before this request, while `serial` is that one's
         std::uint64_t serial = 0, previous_serial = 0;
-        std::uint32_t parent = kNone, at = 0, child = kNone, next = kNone, prev = kNone;
         Ghosts::List ghosts;
         Kind kind = Kind::kOwn;
         Pace pace = Pace::kUnknown;
@@ -100,8 +119,6 @@ class Lineage {
     void rehang(std::uint32_t segment);
     void leave_previous(std::uint32_t segment, std::uint32_t walked, double now);
     void set_class(std::uint32_t segment, Kind kind, Pace pace, double now);
-    void attach(std::uint32_t segment, std::uint32_t parent, std::uint32_t at);
-    void detach(std::uint32_t segment);
     void trim(double now);
     void forget(std::uint32_t segment, double now);
 
@@ -110,6 +127,8 @@ class Lineage {
     const std::uint64_t most_ghosts_;
     Streams streams_;
     Ghosts ghosts_;
+    Branches branches_;
+    Recency recency_;
     std::vector<Node> nodes_;  // by segment
     std::uint64_t requests_ = 0, serial_ = 0;
     std::vector<std::uint32_t> from_;  // of the running batch

@@ -15,6 +15,9 @@ Order::Order(EntryPool& pool, std::vector<std::uint32_t> multiples, std::unique_
         if (p->learns()) learners.push_back(p.get());
     }
     if (!learners.empty()) lineage_ = std::make_unique<Lineage>(*this, learners, most_ghosts);
+    segments_.emplace_back().live = true;  // kSuperseded
+    tails_.resize(multiples_.size() * kTiers);
+    if (lineage_) lineage_->opened(kSuperseded, 0);
     begin_batch();
 }
 
@@ -69,7 +72,9 @@ void Order::close_one(std::uint32_t segment, int reason) {
 
 void Order::erase_if_done(std::uint32_t segment) {
     Segment& s = segments_[segment];
-    if (!s.live || s.open || s.size != 0 || (lineage_ && lineage_->ghosts(segment) != 0)) return;
+    if (!s.live || s.open || s.size != 0 || segment == kSuperseded ||
+        (lineage_ && lineage_->ghosts(segment) != 0))
+        return;
     s.live = false;
     if (lineage_) lineage_->erased(segment);
     for (auto& p : policies_) p->on_erase(segment);
@@ -79,6 +84,7 @@ void Order::erase_if_done(std::uint32_t segment) {
 void Order::touch(std::uint32_t segment, std::uint32_t blocks) {
     segments_[segment].order = ++order_;
     for (auto& p : policies_) p->on_touch(segment, order_, now_, blocks);
+    if (lineage_) lineage_->touched(segment);
     if (lineage_ && lineage_->head(segment) != kNone) touch(lineage_->head(segment), blocks);
 }
 
@@ -121,9 +127,24 @@ void Order::unlink(std::uint32_t id) {
     erase_if_done(segment);
 }
 
+bool Order::supersede(std::uint32_t id, std::uint32_t& hint) {
+    const std::uint32_t from = pool_[id].segment;
+    if (lineage_) {
+        if (lineage_->shared(from)) return false;
+        lineage_->superseded(from, now_);
+    }
+    unlink(id);
+    link(kSuperseded, id, hint);
+    return true;
+}
+
 void Order::bury(std::uint32_t id) {
     const Entry& e = pool_[id];
-    if (lineage_) lineage_->buried(e.segment, Ghosts::name(e.key, e.group));
+    if (lineage_ && e.segment == kSuperseded) {
+        lineage_->left_superseded();
+    } else if (lineage_) {
+        lineage_->buried(e.segment, Ghosts::name(e.key, e.group));
+    }
     unlink(id);
 }
 
@@ -137,10 +158,18 @@ std::uint32_t Order::next_tail(std::uint32_t id, int tier) const {
 
 void Order::leave(std::uint32_t segment, int tier) {
     for (Scan& scan : scans_[tier]) {
-        if (scan.at == segment) scan.at = policies_[tier]->next_victim(segment);
+        if (scan.at == segment) scan.at = next_victim(tier, segment);
         if (policies_[tier]->learns()) scan.started = false;  // what it hung below may go now
     }
+    if (segment == kSuperseded) return;
     policies_[tier]->on_resident(segment, false);
+    if (lineage_) lineage_->resident(segment, tier, false);
+}
+
+// As Policy::next_victim, with kSuperseded before all others.
+std::uint32_t Order::next_victim(int tier, std::uint32_t after) const {
+    if (after == kNone && segments_[kSuperseded].resident[tier] > 0) return kSuperseded;
+    return policies_[tier]->next_victim(after == kSuperseded ? kNone : after);
 }
 
 void Order::begin_batch() {
@@ -159,10 +188,14 @@ std::uint32_t Order::victim(int tier, const Newcomer& x, const Chain& chain, std
     if (scan.refused) return kNone;
     if (!scan.started) {
         scan.started = true;
-        scan.at = policies_[tier]->next_victim(kNone);
+        scan.at = next_victim(tier, kNone);
     }
-    for (; scan.at != kNone; scan.at = policies_[tier]->next_victim(scan.at)) {
+    for (; scan.at != kNone; scan.at = next_victim(tier, scan.at)) {
         const std::uint32_t last = tail(scan.at, x.group, tier);
+        if (scan.at == kSuperseded) {
+            if (may_go(last, spared) && !own_prefix(pool_[last], x, chain)) return last;
+            continue;
+        }
         if (scan.at == x.segment && may_go(last, spared) && end(pool_[last]) > x.end) return last;
         scan.refused = learns && !policies_[tier]->displaces(x.segment, scan.at);
         if (scan.refused || (scan.at == x.segment && !learns)) return kNone;

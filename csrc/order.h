@@ -3,7 +3,9 @@
 // A segment is the maximal run of blocks, over all groups, last touched by one request. Its entries form one
 // list in increasing position = (end in base blocks, group). Per tier and group the segment knows its deepest
 // entry that has a slot there (`tail`); victims are always such tails, so a prefix never loses its head
-// first. An id is used again only after the segment is closed and empty. Thread: owned by the Index.
+// first. An id is used again only after the segment is closed and empty. One segment, kSuperseded, is
+// nobody's: no request opens, touches or closes it, no policy sees it, and what is in it goes before all
+// else. Thread: owned by the Index.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +17,8 @@
 #include "policy.h"
 
 namespace kvoffload {
+
+constexpr std::uint32_t kSuperseded = 0;  // the segment of what goes first
 
 // The keys of one sequence: block j of a group with multiple k has the key keys[(j + 1) * k - 1].
 struct Chain {
@@ -67,7 +71,9 @@ class Order {
     // a batch in increasing positions walks the list once at most.
     void link(std::uint32_t segment, std::uint32_t id, std::uint32_t& hint);
     void unlink(std::uint32_t id);
-    // The entry is going out of use; the lineage goes on knowing its block.
+    // Moves a linked entry to kSuperseded, unless two streams have used its segment. `hint` as in `link`.
+    bool supersede(std::uint32_t id, std::uint32_t& hint);
+    // The entry is going out of use; the lineage goes on knowing its block, unless it was superseded.
     void bury(std::uint32_t id);
     // Gives the id back if the segment is closed and has nothing left, not even ghosts.
     void erase_if_done(std::uint32_t segment);
@@ -76,7 +82,11 @@ class Order {
         const Entry& e = pool_[id];
         Tail& t = tails_[cell(e.segment, e.group, tier)];
         if (t.count++ == 0 || goes_before(t.tail, id)) t.tail = id;
-        if (segments_[e.segment].resident[tier]++ == 0) policies_[tier]->on_resident(e.segment, true);
+        ++resident_[tier];
+        if (segments_[e.segment].resident[tier]++ == 0 && e.segment != kSuperseded) {
+            policies_[tier]->on_resident(e.segment, true);
+            if (lineage_) lineage_->resident(e.segment, tier, true);
+        }
     }
     // REQUIRES: the entry is still linked; its slot number may be gone already.
     void lost(std::uint32_t id, int tier) {
@@ -87,6 +97,7 @@ class Order {
         } else if (t.tail == id) {
             t.tail = next_tail(id, tier);
         }
+        --resident_[tier];
         if (--segments_[e.segment].resident[tier] == 0) leave(e.segment, tier);
     }
 
@@ -95,14 +106,21 @@ class Order {
     void begin_batch();
     void set_refused(std::uint32_t segment) { segments_[segment].refused = true; }
     // The entry to give up for x in its group, or kNone: x is the least valuable itself, or nothing may go.
-    // Goes through the tier's segments from the least valuable one: x's own segment gives its tail if that
-    // lies deeper than x, else x loses; another gives its tail unless this is pinned or of x's own prefix.
+    // Goes through the tier's segments, kSuperseded and then from the least valuable one: x's own segment
+    // gives its tail if that lies deeper than x, else x loses; another gives its tail unless this is pinned
+    // or of x's own prefix.
     // Where the policy learns, x also loses against the first segment that it may not displace, and a tail
     // with something below it stays.
     // Entries with a flag of `spared` count as pinned; it does not change within a batch.
     std::uint32_t victim(int tier, const Newcomer& x, const Chain& chain, std::uint8_t spared);
     // In this batch the policy found a newcomer of the group to be of less value than all that could go.
     bool refuses(int tier, std::uint32_t group) const { return scans_[tier][group].refused; }
+
+    // Whether the policy lets a new block of one segment displace a block of the other, resident one.
+    bool displaces(int tier, std::uint32_t newcomer, std::uint32_t victim) const {
+        return victim == kSuperseded || !policies_[tier]->learns() ||
+               policies_[tier]->displaces(newcomer, victim);
+    }
 
     const Segment& segment(std::uint32_t id) const { return segments_[id]; }
     std::uint32_t segments() const { return static_cast<std::uint32_t>(segments_.size()); }
@@ -119,6 +137,12 @@ class Order {
     // Null if no policy learns.
     Lineage* lineage() { return lineage_.get(); }
     const Lineage* lineage() const { return lineage_.get(); }
+    // Linked blocks that have a slot in the tier.
+    std::uint64_t resident(int tier) const { return resident_[tier]; }
+    // See Policy::on_compared.
+    void compared(int tier, std::uint64_t own, std::uint64_t lru, std::uint64_t blocks) {
+        policies_[tier]->on_compared(own, lru, blocks);
+    }
     double now() const { return now_; }
     const Policy& policy(int tier) const { return *policies_[tier]; }
     std::uint32_t end(const Entry& e) const { return (e.depth + 1) * multiples_[e.group]; }
@@ -128,6 +152,10 @@ class Order {
     bool goes_before(std::uint32_t a, std::uint32_t b) const {
         const std::uint64_t pa = position(pool_[a]), pb = position(pool_[b]);
         return pa != pb ? pa < pb : a < b;
+    }
+    // There is one, no job holds it, and it has no flag of `spared`.
+    bool may_go(std::uint32_t id, std::uint8_t spared) const {
+        return id != kNone && pool_[id].pins == 0 && !pool_[id].has(spared);
     }
     // Block lies on the chain and ends at or before x: dropping it would cut x off from its start.
     bool own_prefix(const Entry& e, const Newcomer& x, const Chain& chain) const;
@@ -150,10 +178,8 @@ class Order {
     }
     std::uint32_t make(std::uint64_t stream, std::uint64_t order, double now);
     void close_one(std::uint32_t segment, int reason);
-    bool may_go(std::uint32_t id, std::uint8_t spared) const {
-        return id != kNone && pool_[id].pins == 0 && !pool_[id].has(spared);
-    }
     std::uint32_t next_tail(std::uint32_t id, int tier) const;
+    std::uint32_t next_victim(int tier, std::uint32_t after) const;
     void leave(std::uint32_t segment, int tier);
 
     EntryPool& pool_;
@@ -165,6 +191,7 @@ class Order {
     std::vector<std::uint32_t> free_;
     std::vector<Scan> scans_[kTiers];  // by group
     std::uint64_t order_ = 0;
+    std::uint64_t resident_[kTiers] = {0, 0};
     double now_ = 0;
 };
 

@@ -29,12 +29,15 @@ struct PolicyRow {
     double at_risk, reused, censored;  // weights over all ages, decayed
     double index;                      // reuses per second and block held, at age 0
     std::uint32_t resident;            // segments
+    std::vector<double> by_age;        // the index by bin of ages
 };
 
 struct PolicyTable {
     std::vector<PolicyRow> rows;
     std::uint64_t requests = 0, rebuilds = 0;
-    double rebuild_seconds = 0;  // all together
+    std::uint64_t held = 0, lru = 0;                // sums of on_compared
+    std::uint64_t fallbacks = 0, lru_requests = 0;  // times that LRU took over, requests under it
+    double rebuild_seconds = 0;                     // all together
 };
 
 class Policy {
@@ -64,6 +67,9 @@ class Policy {
     virtual bool learns() const { return false; }
     // A request of `blocks` base blocks begins with its first touch.
     virtual void on_request(std::uint64_t blocks, double now) {}
+    // When the request began the tier held the first `own` of its base blocks; an LRU of the same size would
+    // have held the first `lru`. Between on_request and its first touch of blocks.
+    virtual void on_compared(std::uint64_t own, std::uint64_t lru, std::uint64_t blocks) {}
     virtual void on_class(std::uint32_t segment, Kind kind, Pace pace, double now) {}
     // `to` used `blocks` blocks that were last used by `from`; kNone: by nobody as far as is known.
     virtual void on_use(std::uint32_t from, std::uint32_t to, std::uint32_t blocks, double now) {}

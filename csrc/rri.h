@@ -2,17 +2,19 @@
 //
 // Every segment, also one of which nothing is resident any more, belongs to a class (hazard.h) and has an
 // age, from its last touch or from the moment its stream left it. Its value is that of class and age; the
-// least goes first, ties from the older request. A newcomer displaces only segments of less value (rri-keep:
-// all). While a request runs its finish is unknown: the mixture over finishes counts. Learning: on_use says
-// what was reused at which age, on_forget and on_class what was seen no further.
+// least goes first, ties from the greater age. A newcomer displaces only segments of less value (rri-keep:
+// all). Where it has lost against an LRU of the same size, LRU decides for a while (regret.h). While a
+// request runs its finish is unknown: the mixture over finishes counts. Learning: on_use says what was reused
+// at which age, on_forget and on_class what was seen no further.
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
+#include "entry_pool.h"
 #include "hazard.h"
 #include "policy.h"
+#include "regret.h"
 
 namespace kvoffload {
 
@@ -30,6 +32,9 @@ class RriPolicy final : public Policy {
 
     bool learns() const override { return true; }
     void on_request(std::uint64_t blocks, double now) override;
+    void on_compared(std::uint64_t own, std::uint64_t lru, std::uint64_t blocks) override {
+        regret_.count(own, lru, blocks);
+    }
     void on_class(std::uint32_t segment, Kind kind, Pace pace, double now) override;
     void on_use(std::uint32_t from, std::uint32_t to, std::uint32_t blocks, double now) override;
     void on_forget(std::uint32_t segment, std::uint32_t blocks, double now) override;
@@ -37,51 +42,55 @@ class RriPolicy final : public Policy {
     PolicyTable table() const override;
 
   private:
+    // Resident segments of one class and bin are of one value; they form a list in order of their origin,
+    // then of their last touch. Buckets count from the oldest bin; behind them lie the open ones of rri-keep.
+    static constexpr std::uint16_t kOpen = Hazards::kBins * Hazards::kClasses, kBuckets = kOpen + 1;
+
     struct Record {
         std::uint64_t order = 0;
-        double origin = 0;                 // the age counts from here
-        std::uint32_t blocks = 0;          // resident or not
-        std::uint32_t place = 0;           // in residents_
+        double origin = 0;         // the age counts from here
+        std::uint32_t blocks = 0;  // resident or not
+        std::uint32_t prev = kNone, next = kNone;
+        std::uint16_t bucket = 0;          // while resident
         std::uint8_t finish = 0, bin = 0;  // bins up to `bin` are counted as at risk
         Kind kind = Kind::kOwn;
         Pace pace = Pace::kUnknown;
         bool used = false, open = false, resident = false;
     };
-    // The worst first: newcomers that must not be refused come last.
-    struct Rank {
-        bool kept;
-        double value;
-        std::uint64_t order;
-        std::uint32_t segment;
-
-        bool operator>(const Rank& o) const {
-            if (kept != o.kept) return kept;
-            return value != o.value ? value > o.value : order > o.order;
-        }
+    struct Bucket {
+        std::uint32_t head = kNone, tail = kNone;
+        std::uint32_t place = 0;  // in filled_
     };
 
     int class_of(const Record& r) const { return Hazards::class_of(r.kind, r.pace, r.finish); }
-    double value(const Record& r) const;
-    Rank rank_of(std::uint32_t segment) const;
+    std::uint16_t bucket_of(const Record& r) const;
+    double value(std::uint16_t bucket) const;
+    bool older(const Record& a, const Record& b) const {
+        return a.origin != b.origin ? a.origin < b.origin : a.order < b.order;
+    }
+    std::uint32_t best_after(double value, int bucket) const;
+    void link(std::uint32_t segment);
+    void unlink(std::uint32_t segment);
+    void settle(std::uint32_t segment);
     void advance(Record& r, double now);
     void restart(Record& r, double now);
+    void seen(double now);
+    void age();
     double weight(std::uint32_t blocks) const;
     void rebuild(double now);
-    void seen(double now) { now_ = now > now_ ? now : now_; }
 
     const bool keeps_;
     Hazards hazards_;
+    Regret regret_;
+    LruPolicy lru_;
     std::vector<Record> records_;  // by segment
-    std::vector<std::uint32_t> residents_;
+    std::vector<Bucket> buckets_ = std::vector<Bucket>(kBuckets);
+    std::vector<std::uint16_t> filled_;  // buckets that have segments
+    double due_ = 0;                     // no resident segment enters its next bin before
     double now_ = 0;
     double mean_blocks_ = 0;  // of a prompt
     std::uint64_t requests_ = 0, rebuilds_ = 0, rebuilt_ = 0;
     double rebuild_seconds_ = 0;
-
-    // The ranking of the running batch: `ranked_` in order, then a heap of the rest.
-    mutable std::vector<std::uint32_t> ranked_;
-    mutable std::vector<Rank> heap_;
-    mutable std::vector<std::uint32_t> ranks_;  // by segment: place in ranked_ of the last ranking
 };
 
 }  // namespace kvoffload

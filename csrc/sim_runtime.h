@@ -3,8 +3,8 @@
 // A stream is a thread that takes operations first in, first out; an event completes when its stream reaches
 // it. "Device memory" is ordinary memory. What a real runtime forbids or does slowly is an error or a
 // blocking call here too: copies over the border of two registrations fail, copies from or to memory that is
-// not registered block the caller. Every call is recorded; failures and delays can be planted. Thread: all
-// functions from any thread.
+// not registered block the caller, memory is not unregistered under a copy. Every call is recorded; failures
+// and delays can be planted. Thread: all functions from any thread.
 #pragma once
 
 #include <cstddef>

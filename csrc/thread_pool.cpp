@@ -55,7 +55,33 @@ void ThreadPool::shutdown() {
     }
     work_.notify_all();
     for (std::thread& worker : workers) worker.join();
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return helpers_ == 0; });
     done_.notify_all();
+}
+
+bool ThreadPool::help(const Handle& batch, double seconds) {
+    const auto end =
+        std::chrono::steady_clock::now() + std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e6));
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        ++helpers_;
+        while (batch->next < batch->items && std::chrono::steady_clock::now() < end) run_range(batch, &lock);
+        if (--helpers_ == 0) done_.notify_all();
+    }
+    const std::chrono::duration<double> left = end - std::chrono::steady_clock::now();
+    return wait(batch, std::max(left.count(), 0.0));
+}
+
+void ThreadPool::run_range(const Handle& batch, std::unique_lock<std::mutex>* lock) {
+    const std::int64_t begin = batch->next;
+    const std::int64_t end = std::min(batch->items, begin + batch->grain);
+    batch->next = end;
+    ++batch->running;
+    lock->unlock();
+    batch->body(begin, end);
+    lock->lock();
+    if (--batch->running == 0 && batch->next == batch->items) done_.notify_all();
 }
 
 void ThreadPool::work() {
@@ -65,15 +91,9 @@ void ThreadPool::work() {
         if (stop_) return;
         Handle batch = std::move(queue_.front());
         queue_.pop_front();
-        const std::int64_t begin = batch->next;
-        const std::int64_t end = std::min(batch->items, begin + batch->grain);
-        batch->next = end;
-        ++batch->running;
-        if (end < batch->items) queue_.push_back(batch);
-        lock.unlock();
-        batch->body(begin, end);
-        lock.lock();
-        if (--batch->running == 0 && batch->next == batch->items) done_.notify_all();
+        if (batch->next == batch->items) continue;  // a caller of `help` has begun the rest
+        if (batch->items - batch->next > batch->grain) queue_.push_back(batch);
+        run_range(batch, &lock);
     }
 }
 

@@ -47,16 +47,24 @@ class ThreadPool {
     // Waits for `done`; false after `seconds`. A negative time waits for ever.
     bool wait(const Handle& batch, double seconds) const;
 
-    // Begins no further item, waits for the running ones and joins the threads. Idempotent.
+    // As `wait`, but what no thread has begun is done by the caller; a caller that works notices the end of
+    // its time only after a range.
+    bool help(const Handle& batch, double seconds);
+
+    // Begins no further item, waits for the running ones, those of `help` too, and joins the threads.
+    // Idempotent.
     void shutdown();
 
   private:
     void work();
+    // Works on one range of the batch. REQUIRES: mutex_ held by `lock`; not all of the batch is begun.
+    void run_range(const Handle& batch, std::unique_lock<std::mutex>* lock);
 
     mutable std::mutex mutex_;
     mutable std::condition_variable work_, done_;
     std::deque<Handle> queue_;  // batches with items not begun; protected by mutex_
     bool stop_ = false;         // protected by mutex_
+    int helpers_ = 0;           // callers of `help` that work; protected by mutex_
     std::vector<std::thread> workers_;
 };
 

@@ -93,16 +93,11 @@ class Index:
     def expire(self, copies: Copies) -> None:
         """The job is past its deadline: its blocks no longer count as pending or loading."""
 
-    def retire(
-        self,
-        segment: int,
-        keys: KeyArray,
-        begins: Sequence[int],
-        ends: Sequence[int],
-        into: int | None,
-    ) -> int:
-        """Blocks of the spans leave: to the open segment `into` those of this and of closed segments, so that they are
-        given up first; with None for good those of this segment. The number of blocks."""
+    def retire(self, segment: int, keys: KeyArray, begins: Sequence[int], ends: Sequence[int]) -> int:
+        """Blocks of the spans that are in this segment go for good. The number of blocks."""
+    def supersede(self, segment: int, keys: KeyArray, begins: Sequence[int], ends: Sequence[int]) -> int:
+        """Blocks of the spans that are in this or in closed segments are the first to go, until a request touches them.
+        The number of blocks."""
 
     # Whole index.
     def restore(self, records: NDArray[np.void]) -> int:
@@ -124,7 +119,7 @@ class Index:
         """(queued and not pinned, pinned by running writes and waiting transit slots)."""
     def counters(self) -> dict[str, int]:
         """evicted_host, evicted_disk, stored_host, stored_disk, promoted, dropped_disk_backlog, dropped_disk_full,
-        store_failed, write_failed, read_failed, slabs_moved; never go down (csrc/index.h Counters)."""
+        store_failed, write_failed, read_failed, slabs_moved, orphaned; never go down (csrc/index.h Counters)."""
     def policy(self, tier: int) -> dict[str, Any]:
         """What the tier's policy has learned and how much memory that takes; no classes where it does not learn."""
     def changes(self, stamp: int) -> tuple[int, NDArray[np.void] | None]:
@@ -211,6 +206,8 @@ def raw_file_loop(
 ) -> float:
     """Seconds to move blocks between memory and a file with nothing else done; negative = -errno. For `bench`."""
 
+def load_chunks(copies: Copies, size: int) -> list[int]: ...
+def share_slots(a: Copies, b: Copies) -> bool: ...
 def memcpy_loop(target: int, source: int, bytes: int, count: int, threads: int) -> float:
     """Seconds to copy fragments in order. For `bench`."""
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from kvoffload.messages import Copies, CopyFlag
+from kvoffload import _C
+from kvoffload.messages import Copies
 
 
 def chunks(count: int, size: int) -> Iterator[slice]:
@@ -17,26 +16,12 @@ def chunks(count: int, size: int) -> Iterator[slice]:
 def load_chunks(copies: Copies, size: int) -> Iterator[slice]:
     """Slices of at most `size` copies in which no transit slot stands twice, half as long as the slots allow: two
     are under way at once."""
-    places = copies["group"].astype(np.int64) << 32 | copies["host"]
-    places[(copies["flags"] & CopyFlag.TRANSIT) == 0] = -1
-    slots = len(np.unique(places[places >= 0]))
-    if not slots:
-        yield from chunks(len(copies), size)
-        return
-    size = max(1, min(size, slots // 2))
-    begin, seen = 0, set[int]()
-    for number, place in enumerate(places.tolist()):
-        if number - begin == size or place in seen:
-            yield slice(begin, number)
-            begin, seen = number, set()
-        if place >= 0:
-            seen.add(place)
-    yield slice(begin, len(copies))
+    begin = 0
+    for end in _C.load_chunks(copies, size):
+        yield slice(begin, end)
+        begin = end
 
 
 def share_slots(a: Copies, b: Copies) -> bool:
     """Whether a transit slot stands in both."""
-    names = ["group", "host"]
-    mine = a[(a["flags"] & CopyFlag.TRANSIT) != 0][names]
-    theirs = b[(b["flags"] & CopyFlag.TRANSIT) != 0][names]
-    return bool(len(mine) and len(theirs) and np.isin(mine, theirs).any())
+    return _C.share_slots(a, b)

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kvoffload.events import Event
 from kvoffload.layout import Pools
 from kvoffload.messages import RequestId
 from kvoffload.requests import ChainLike, Pages, RequestInfo
@@ -134,6 +135,10 @@ class SchedulerConnector(ABC):
 
     def prefetch(self, request: EngineRequest, deadline: float) -> None:  # noqa: B027  a hint
         """The request will be asked for soon: bring what is slow nearer until `deadline`."""
+
+    def take_events(self) -> Sequence[Event]:
+        """What became visible in a tier and what went away since the last call, for the engine's own event stream."""
+        return ()
 
     def reset(self) -> bool:
         """Forget all that is stored; False where that cannot be done. Running jobs end on their own."""

@@ -68,10 +68,11 @@ class Running:
         return self.job.copies
 
 
-def _checked(outcome: Outcome, running: Running) -> StatusArray | None:
-    """The status of a report; one that does not fit its job says nothing about any copy."""
+def _checked(outcome: Outcome, running: Running) -> StatusArray:
+    """The status of a report that has one; where it does not fit its job it says nothing about any copy."""
     status, wanted = outcome.status, len(running.copies)
-    if status is None or (status.shape == (wanted,) and (not wanted or status.max() < len(Status))):
+    assert status is not None
+    if status.shape == (wanted,) and (not wanted or status.max() < len(Status)):
         return status
     running.errors.append(
         f"rank {outcome.rank}: a status of {status.shape} for {wanted} copies, or no status"
@@ -142,6 +143,8 @@ class InFlight:
 
     def take_unsent(self, now: float) -> tuple[Job, ...]:
         """Jobs added since the last call, in order; they count as sent now."""
+        if not self._unsent:
+            return ()
         jobs, self._unsent = tuple(self._unsent), []
         for job in jobs:
             self._jobs[job.id].since = now
@@ -149,6 +152,8 @@ class InFlight:
 
     def postpone(self, seconds: float) -> None:
         """So long passed before jobs could be sent: it is not held against them. A READ has its caller's deadline."""
+        if not seconds:
+            return
         for job in self._unsent:
             if job.kind is not JobKind.READ:
                 self._jobs[job.id].deadline += seconds
@@ -161,9 +166,10 @@ class InFlight:
         running.waiting.discard(outcome.rank)
         if outcome.error:
             running.errors.append(f"rank {outcome.rank}: {outcome.error}")
-        status = _checked(outcome, running)
-        if status is not None and status.any():
-            running.status = status.copy() if running.status is None else _worse(running.status, status)
+        if outcome.status is not None:
+            status = _checked(outcome, running)
+            if status.any():
+                running.status = status.copy() if running.status is None else _worse(running.status, status)
         if running.waiting:
             return None
         del self._jobs[outcome.job]

@@ -153,15 +153,15 @@ class Layout:
         )
 
 
-def joined(ranks: Sequence[Layout], *, shared: bool = False) -> Layout:
-    """The layout of all ranks together: block bytes are sums; of a group with `replicas` that are shared, one copy's.
+def joined(ranks: Sequence[Layout], *, copies: int = 1) -> Layout:
+    """The layout of all ranks together: block bytes are sums, each of `copies` equal ones counted once.
 
     Raises LayoutError where the ranks differ in more than block bytes and layers.
     """
     groups = []
     for mine in zip(*(r.groups for r in ranks), strict=True):
         first = mine[0]
-        total = sum(g.block_bytes for g in mine) // (first.replicas if shared else 1)
+        total = sum(g.block_bytes for g in mine) // copies
         groups.append(replace(first, block_bytes=total))
         for rank, group in enumerate(mine):
             if replace(group, block_bytes=total, layers=first.layers) != groups[-1]:

@@ -92,7 +92,7 @@ def covered(layout: Layout, span: tuple[int, int], pages: Pages) -> int:
         if group.kind is GroupKind.FULL and not group.transient:
             begin, end = group.needs(start, limit)
             rows = mine[begin:end]
-            blocks = begin + (len(rows) if (rows >= 0).all() else int(np.argmin(rows >= 0)))
+            blocks = begin + (len(rows) if not np.count_nonzero(rows < 0) else int(np.argmin(rows >= 0)))
             if blocks < end:
                 limit = min(limit, max(start, blocks * group.tokens_per_block))
     return limit
@@ -119,6 +119,6 @@ def newly_produced(state: RequestState, computed: int, base_tokens: int) -> int:
     if not state.offered:
         state.offered = True
         state.had = max(state.had, state.computed)
-    known = max(state.seen, state.had)
+    known = state.seen if state.seen > state.had else state.had
     state.seen = max(state.seen, computed)
-    return max(0, computed // base_tokens - known // base_tokens)
+    return computed // base_tokens - known // base_tokens if computed > known else 0

@@ -117,9 +117,10 @@ class Loads:
 
     def postpone(self, seconds: float) -> None:
         """So long passed before loads begun since the last call could be sent: it is not held against them."""
-        for load in self._fresh:
-            load.deadline += seconds
-        self._fresh = []
+        if self._fresh:
+            for load in self._fresh:
+                load.deadline += seconds
+            self._fresh = []
 
     def prefetch(self, state: RequestState, boundary: int, deadline: float) -> int:
         """Start bringing [state.computed, boundary) from disk into host; the job's id, 0 when nothing is to do."""
@@ -183,6 +184,8 @@ class Loads:
     def _hold_back(self, part: Part) -> bool:
         """Keep what still waits as a part of its own, so that it never waits for slots that the others of its load
         hold; False when nothing else is left to go on with."""
+        if not np.count_nonzero(part.copies["flags"]):
+            return True
         waits = (part.copies["flags"] & _WAIT) != 0
         if not np.count_nonzero(waits):
             return True
@@ -223,7 +226,9 @@ class Loads:
 
     def advance(self, now: float) -> list[Finished]:
         """Send what waited for slots or for other jobs; end what waited too long."""
-        finished = []
+        finished: list[Finished] = []
+        if not (self._short or self._held):
+            return finished
         short, self._short = self._short, []
         for load in short:
             if load.rest is not None and (load.expired or now >= load.deadline):
@@ -289,13 +294,16 @@ class Loads:
         load.running -= 1
         self._index.complete_load(copies, status)
         good = copies if status is None else copies[status == Status.OK]
-        read = good[(good["flags"] & _READ) != 0] if np.count_nonzero(good["flags"]) else good[:0]
-        self._counters.add("load_bytes_disk", self._ranks * self._layout.bytes_of(read["group"]))
+        read = 0
+        if np.count_nonzero(good["flags"]):
+            from_disk = good["group"][(good["flags"] & _READ) != 0]
+            read = len(from_disk)
+            self._counters.add("load_bytes_disk", self._ranks * self._layout.bytes_of(from_disk))
         if load.kind is JobKind.READ:
-            self._counters.add("prefetched", len(read))
+            self._counters.add("prefetched", read)
         else:
-            self._counters.add("loaded_disk", len(read))
-            self._counters.add("loaded_host", len(good) - len(read))
+            self._counters.add("loaded_disk", read)
+            self._counters.add("loaded_host", len(good) - read)
             self._counters.add("load_bytes_host", self._ranks * self._layout.bytes_of(good["group"]))
         if len(good) < len(copies):
             bad = copies[status != Status.OK]

@@ -17,8 +17,10 @@ from kvoffload.messages import Outcome, Plans
 from kvoffload.mover import Mover
 from kvoffload.planner import Planner
 from kvoffload.requests import Finished
-from kvoffload.sizing import size_ranks, size_slabs
+from kvoffload.sharing import equal_copies
+from kvoffload.sizing import size_ranks
 from kvoffload.tiers.disk import DiskTier, rank_directory
+from kvoffload.tiers.lent import LentTier
 
 IDLE_SECONDS = 0.0005
 """Between two looks at jobs that run, while draining."""
@@ -42,14 +44,14 @@ class Local:
         movers: Sequence[MoverLike],
         clock: Callable[[], float] = time.monotonic,
         *,
-        arena: HostArena | None = None,
+        held: Sequence[HostArena | DiskTier] = (),
     ) -> None:
-        """arena: host memory that the movers share; closed after them. REQUIRES: every mover has registered its pools
-        and attached to the planner."""
+        """held: what movers share; closed after them. REQUIRES: every mover has registered its pools and attached to
+        the planner."""
         self.planner = planner
         self.movers = movers
         self._clock = clock
-        self._arena = arena
+        self._held = held
 
     @classmethod
     def open(
@@ -62,43 +64,42 @@ class Local:
     ) -> Local:
         """Tiers on this machine's CPU and disk for device pages in host memory: one mover per entry of `pools`.
 
-        layout: of every rank, or one per rank where they differ. Without a disk, ranks whose groups are all replicated
-        share one piece of host memory. Raises ConfigError for sizes that do not fit, TierError when the disk path
-        cannot be used.
+        layout: of every rank, or one per rank where they differ. Neighbouring ranks whose groups all have as many
+        `replicas` share host memory and disk. Raises ConfigError for sizes that do not fit, TierError when the disk
+        path cannot be used.
         """
         config = config.resolve()
         layouts = [layout] * len(pools) if isinstance(layout, Layout) else list(layout)
         ranks = len(pools)
-        alike = all(g.replicas == ranks for x in layouts for g in x.groups if not g.transient)
-        shared = ranks > 1 and alike and config.disk_path is None
-        planner = Planner(joined(layouts, shared=shared), config, ranks=ranks, joined=True)
+        copies = equal_copies(layouts)
+        planner = Planner(joined(layouts, copies=copies), config, ranks=ranks, joined=True)
         assert config.host_bytes is not None
-        if shared:
-            slabs = [size_slabs(layouts[0], config.host_bytes, 0)] * ranks
-        else:
-            slabs = size_ranks(layouts, config.host_bytes, config.disk_bytes)
-        arena = (
-            HostArena(slabs[0].slab_bytes, slabs[0].host + slabs[0].transit, layouts[0]) if shared else None
-        )
+        slabs = size_ranks(layouts, config.host_bytes, config.disk_bytes, copies)
         name = namespace or namespace_of(config, layouts[0], (ranks,))
         movers: list[Mover] = []
+        held: list[HostArena | DiskTier] = []
         try:
             for rank, (mine, own, size) in enumerate(zip(pools, layouts, slabs, strict=True)):
-                tier = None
-                if config.disk_path is not None:
-                    path = rank_directory(config.disk_path, name.digest, 0, rank)
-                    tier = DiskTier(
-                        path, own, size.slab_bytes, size.disk, name.digest, checksum=config.checksum
-                    )
-                movers.append(Mover(rank, own, size, CpuCopyEngine(), tier, arena=arena))
+                if rank % copies == 0:
+                    tier, arena = None, None
+                    if config.disk_path is not None:
+                        path = rank_directory(config.disk_path, name.digest, 0, rank)
+                        tier = DiskTier(
+                            path, own, size.slab_bytes, size.disk, name.digest, checksum=config.checksum
+                        )
+                    if copies > 1:
+                        held += [tier] if tier else []
+                        transit = size.transit * (copies if tier else 1)
+                        arena = HostArena(size.slab_bytes, size.host + transit, own)
+                        held.append(arena)
+                given = tier if tier is None or copies == 1 else LentTier(tier, writer=rank % copies == 0)
+                movers.append(Mover(rank, own, size, CpuCopyEngine(), given, arena=arena))
                 planner.attach(rank, movers[-1].register(mine))
         except BaseException:
-            for mover in movers:
-                mover.close()
-            if arena is not None:
-                arena.close()
+            for item in (*movers, *held):
+                item.close()
             raise
-        return cls(planner, movers, arena=arena)
+        return cls(planner, movers, held=held)
 
     def step(self) -> list[Finished]:
         """Send what the planner has decided, take in what the movers have done. Never blocks."""
@@ -124,10 +125,8 @@ class Local:
 
     def close(self) -> None:
         """End every job and release memory, threads and files. Idempotent."""
-        for mover in self.movers:
-            mover.close()
-        if self._arena is not None:
-            self._arena.close()
+        for item in (*self.movers, *self._held):
+            item.close()
 
     def __enter__(self) -> Local:
         return self

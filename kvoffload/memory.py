@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,11 @@ def read_memory(root: Path = Path("/")) -> Memory:
     for folder, files in _cgroups(root):
         memory = _within(memory, folder, files)
     return memory
+
+
+def resident_bytes(root: Path = Path("/")) -> int:
+    """Memory of this process that is in use now, shared pages included."""
+    return int((root / "proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def cgroup_folders(root: Path = Path("/")) -> list[Path]:

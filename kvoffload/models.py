@@ -74,8 +74,33 @@ def _attention(name: str, layers: int, heads: int, head_bytes: int, window: int 
     return ModelGroup(name, kind, layers, 16, 16 * 2 * heads * head_bytes, window)
 
 
-_LATENT = 640
-"""Bytes of a compressed entry: 512 numbers of 1 byte and 64 rotated ones of 2."""
+_ENTRY = 584
+"""Bytes of a compressed entry of DeepSeek-V4 as vLLM lays it out: 448 numbers of 1 byte, 64 rotated ones of 2, and 8 of
+scales."""
+
+_INDEX = 132
+"""Bytes of an index key there: 128 numbers of 1 byte and a scale of 4."""
+
+_CARRY = 8 * (2 * 2 * 512 + 2 * 2 * 128) * 4
+"""Bytes that a layer with one entry per 4 tokens carries over a boundary: compressors and their scores, of entries that
+overlap by half, for cache and index, 8 tokens of 4-byte numbers. The compressors of one entry per 128 tokens carry
+nothing where 128 divides the boundary."""
+
+
+def _deepseek_v4(name: str, layers: int, per_4: int, per_128: int) -> Model:
+    return Model(
+        name,
+        f"{layers} layers with one head of 512, each with a window of 128; {per_4} of them keep one entry per 4 tokens"
+        f" and an index key of 128 for it, {per_128} one entry per 128 tokens",
+        (
+            ModelGroup("per 4", "full", per_4, 256, 64 * _ENTRY),
+            ModelGroup("index", "full", per_4, 256, 64 * _INDEX),
+            ModelGroup("per 128", "full", per_128, 256, 2 * _ENTRY),
+            ModelGroup("window", "sliding", layers, 64, 64 * _ENTRY, 128),
+            ModelGroup("carry", "state", per_4, 256, _CARRY),
+        ),
+    )
+
 
 MODELS = {
     model.name: model
@@ -87,7 +112,7 @@ MODELS = {
         ),
         Model(
             "gemma-3-27b",
-            "62 layers, every sixth of them full, 16 key-value heads of 128, window 1,024",
+            "62 layers, every sixth full, 16 key-value heads of 128, window 1,024",
             (_attention("full", 10, 16, 256), _attention("window", 52, 16, 256, 1024)),
         ),
         Model(
@@ -104,17 +129,8 @@ MODELS = {
                 ModelGroup("state", "state", 36, 256, 32 * 128 * 128 * 4 + 3 * 8192 * 2),
             ),
         ),
-        Model(
-            "deepseek-v4",
-            "the class, not one checkpoint: 60 layers with a window of 128 latent entries each; half of them keep one"
-            " entry per 4 tokens and an index key for it, half one per 128 tokens",
-            (
-                ModelGroup("per 4", "full", 30, 256, 64 * _LATENT),
-                ModelGroup("index", "full", 30, 256, 64 * 128),
-                ModelGroup("per 128", "full", 30, 256, 2 * _LATENT),
-                ModelGroup("window", "sliding", 60, 64, 64 * _LATENT, 128),
-            ),
-        ),
+        _deepseek_v4("deepseek-v4", 43, 21, 20),
+        _deepseek_v4("deepseek-v4-pro", 61, 30, 31),
     )
 }
 

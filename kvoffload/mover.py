@@ -1,8 +1,8 @@
 """The half that moves bytes: one per rank, in the worker process.
 
 Stores, and loads that host holds whole, go straight to the copy engine; whatever touches disk runs on the mover's own
-threads, in chunks, so that a device copy of one chunk overlaps the read of the next. Python runs once per chunk, never
-per block. The engine's thread calls `submit`, `poll` and `wait`; none of them does I/O.
+threads (tier_work.py), in chunks, so that a device copy of one chunk overlaps the read of the next. The engine's thread
+calls `submit`, `poll` and `wait`; none of them does I/O.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvoffload.arena import HostArena
-from kvoffload.chunks import chunks, load_chunks, share_slots
 from kvoffload.copying.base import CopyEngine, Direction
 from kvoffload.errors import ConfigError
 from kvoffload.layout import Layout, Pools, distinct
-from kvoffload.messages import Copies, CopyFlag, Inventory, Job, JobKind, Outcome, Plans, Status, StatusArray
+from kvoffload.messages import Inventory, Job, JobKind, Outcome, Plans, Status, StatusArray
 from kvoffload.sharing import Share
 from kvoffload.sizing import Slabs
+from kvoffload.tier_work import READ, TierWork
 from kvoffload.tiers.base import Tier
+from kvoffload.tiers.lent import LentTier
+from kvoffload.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,11 @@ CHUNK_BYTES = 8 << 20
 LOAD_THREADS = 2
 PROBE_SECONDS = 5.0
 """Between two tries of a disk that was switched off."""
+
+CLOSE_SECONDS = 30.0
+"""Given to running calls of the tier at the end, of each direction."""
+
+_ON_DEVICE = (JobKind.STORE, JobKind.LOAD)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,11 +77,14 @@ class Mover:
     ) -> None:
         """The mover owns `copier` and `tier` from here on and closes them; host memory is mapped now.
 
-        arena: host memory that all ranks of this host share, for layouts of replicated groups; its owner closes it
-        after all movers. Raises ConfigError together with a tier: its reads are not told to the other ranks.
+        arena: host memory that the ranks with equal bytes share, for layouts of replicated groups: slabs.host slabs,
+        and with a tier slabs.transit for each of them; its owner closes it after all movers. Raises ConfigError
+        together with a tier that is not lent: a block is written to disk by one of them, and read by all.
         """
-        if arena is not None and tier is not None:
-            raise ConfigError("host memory shared by ranks with a disk tier: leave one of them out")
+        if arena is not None and tier is not None and not isinstance(tier, LentTier):
+            raise ConfigError(
+                "host memory shared by ranks, with a disk tier of one rank: lend it to all of them"
+            )
         self.rank = rank
         self.layout = layout
         self._owns_arena = arena is None
@@ -85,7 +95,8 @@ class Mover:
             if tier is not None:
                 tier.close()
             raise
-        self._share = Share(layout, rank, shared=arena is not None)
+        copies = 1 if arena is None else max(1, *(g.replicas for g in layout.groups if not g.transient))
+        self._share = Share(layout, rank, copies=copies, transit=slabs.transit)
         self._slabs = slabs
         self._copier = copier
         self._tier = tier
@@ -98,9 +109,10 @@ class Mover:
         self._probed_at = 0.0
         self._probing: Future[None] | None = None
         self._closed = threading.Event()
-        self._loads = ThreadPoolExecutor(LOAD_THREADS, "kvoffload-load")
+        self._work = None if tier is None else TierWork(copier, tier, self.arena, self._chunk, self._stopped)
+        self._loads = Workers(0 if tier is None else LOAD_THREADS, "kvoffload-load")
         # One thread: a reset of the tier must come after the writes before it and before those after it.
-        self._writes = ThreadPoolExecutor(1, "kvoffload-write")
+        self._writes = Workers(0 if tier is None else 1, "kvoffload-write")
 
     def register(self, pools: Pools) -> Inventory:
         """Fix the device pages, and say what this rank can give. Call once, before `submit`."""
@@ -115,33 +127,43 @@ class Mover:
             **records,
         )
 
-    def submit(self, plans: Plans, events: Mapping[int, object] | None = None) -> None:
-        """Start every job of the plans. events: by job id, the device event after which its copies may start (a
-        store: its producer; a load: the last reader of its pages); None on a device without streams."""
+    def submit(self, plans: Plans, after: object = None) -> None:
+        """Start every job of the plans. after: the point of a device's stream behind which their copies may start: the
+        producer of what stores read, the last reader of the pages that loads write; None on a device without streams.
+        A point must stay good until the jobs have ended; recorded anew on its stream it does.
+
+        Raises ValueError, with nothing begun, for device copies without the point that the copy engine needs."""
+        if after is None and self._copier.streams and any(job.kind in _ON_DEVICE for job in plans.jobs):
+            raise ValueError(
+                f"{len(plans.jobs)} jobs for a device with streams and no point behind which their copies may start:"
+                " give `after` to before_forward and after_forward"
+            )
         if plans.reset_disk and self._tier is not None:
             self._writes.submit(self._guard(None, self._reset))
         for job in plans.jobs:
-            self._submit(job, (events or {}).get(job.id))
+            self._submit(job, after)
         for job_id in plans.cancels:  # a job may be sent with its cancel: its deadline has passed already
             self._cancel(job_id)
 
-    def _submit(self, job: Job, event: object) -> None:
+    def _submit(self, job: Job, after: object) -> None:
         job = self._share.of(job)
         if not len(job.copies):
             self._done.append(Outcome(job.id, self.rank))
             return
-        reads = job.kind is JobKind.LOAD and (job.copies["flags"] & CopyFlag.READ).any()
-        if job.kind in (JobKind.STORE, JobKind.LOAD) and not reads:
-            self._submit_copy(job, event)
+        work = self._work
+        if job.kind is JobKind.STORE or (job.kind is JobKind.LOAD and not _reads(job)):
+            self._submit_copy(job, after)
             return
-        pool = self._writes if job.kind is JobKind.WRITE else self._loads
-        work = {JobKind.LOAD: self._load, JobKind.READ: self._read, JobKind.WRITE: self._write}[job.kind]
-        self._tasks[job.id] = _Task(job, pool.submit(self._guard(job, lambda: work(job, event))))
+        if work is None:
+            self._done.append(Outcome(job.id, self.rank, _broken(job), "this rank has no disk tier"))
+            return
+        threads = self._writes if job.kind is JobKind.WRITE else self._loads
+        self._tasks[job.id] = _Task(job, threads.submit(self._guard(job, lambda: work.run(job, after))))
 
-    def _submit_copy(self, job: Job, event: object) -> None:
+    def _submit_copy(self, job: Job, after: object) -> None:
         direction = Direction.TO_HOST if job.kind is JobKind.STORE else Direction.TO_DEVICE
         try:
-            self._copying.append(_Copying(job, self._copier.submit(job.copies, direction, event)))
+            self._copying.append(_Copying(job, self._copier.submit(job.copies, direction, after)))
         except Exception as failure:  # noqa: BLE001
             self._done.append(Outcome(job.id, self.rank, _broken(job), _described(failure)))
 
@@ -173,66 +195,12 @@ class Mover:
 
         return run
 
-    # ---- on the mover's threads ----
+    def _stopped(self, job_id: int) -> bool:
+        return job_id in self._cancelled or self._closed.is_set()
 
     def _reset(self) -> None:
         assert self._tier is not None
         self._tier.reset()
-
-    def _parts(self, job: Job, chunks: Iterable[slice], status: StatusArray) -> Iterator[slice]:
-        """The chunks; ends early, marking the rest NOT_DONE, when the job is cancelled."""
-        for part in chunks:
-            if job.id in self._cancelled or self._closed.is_set():
-                status[part.start :] = Status.NOT_DONE
-                return
-            yield part
-
-    def _write(self, job: Job, event: object) -> StatusArray:
-        assert self._tier is not None
-        status = np.zeros(len(job.copies), np.uint8)
-        for part in self._parts(job, chunks(len(job.copies), self._chunk), status):
-            status[part] = self._tier.write(job.copies[part], self.arena)
-        return status
-
-    def _read(self, job: Job, event: object) -> StatusArray:
-        assert self._tier is not None
-        status = np.zeros(len(job.copies), np.uint8)
-        for part in self._parts(job, chunks(len(job.copies), self._chunk), status):
-            status[part] = self._tier.read(job.copies[part], self.arena)
-        return status
-
-    def _load(self, job: Job, event: object) -> StatusArray:
-        """Read a chunk while the one before it goes to the device. A transit slot is read into again only after the
-        device copy that used it has ended."""
-        assert self._tier is not None
-        status = np.zeros(len(job.copies), np.uint8)
-        before: list[tuple[slice, int, Copies]] = []
-        try:
-            for part in self._parts(job, load_chunks(job.copies, self._chunk), status):
-                copies = job.copies[part]
-                while before and (len(before) > 1 or share_slots(before[0][2], copies)):
-                    self._finish_copy(before.pop(0), status)
-                read = (copies["flags"] & CopyFlag.READ) != 0
-                if read.any():
-                    mine = status[part]
-                    mine[read] = self._tier.read(copies[read], self.arena)
-                good = status[part] == Status.OK
-                if good.any():
-                    chosen = copies[good]
-                    handle = self._copier.submit(chosen, Direction.TO_DEVICE, event)
-                    before.append((part, handle, chosen))
-        finally:  # whatever failed: a job whose pages are still being written has not ended
-            for rest in before:
-                self._finish_copy(rest, status)
-        return status
-
-    def _finish_copy(self, running: tuple[slice, int, Copies], status: StatusArray) -> None:
-        """Wait for a device copy, however long it takes: its pages are being written."""
-        part, handle, _ = running
-        while (result := self._copier.query(handle)) is None:
-            self._copier.wait(handle, 1.0)
-        mine = status[part]
-        mine[mine == Status.OK] = result
 
     # ---- on the engine's thread ----
 
@@ -260,8 +228,9 @@ class Mover:
             outcomes = [replace(o, status=self._share.whole(o.job, o.status)) for o in outcomes]
         if self._tier is None:
             return outcomes
-        healthy = self._tier.healthy
-        if not healthy and time.monotonic() - self._probed_at > PROBE_SECONDS:
+        sound = self._tier.healthy
+        healthy = sound and not (self._work and self._work.hung())
+        if not sound and time.monotonic() - self._probed_at > PROBE_SECONDS:
             self._probed_at = time.monotonic()
             if self._probing is None or self._probing.done():
                 self._probing = self._writes.submit(self._guard(None, self._probe))
@@ -286,6 +255,11 @@ class Mover:
         tasks = [self._tasks[i].future for i in wanted & self._tasks.keys()]
         return not wait_for(tasks, max(0.0, end - time.monotonic())).not_done
 
+    @property
+    def hung_calls(self) -> int:
+        """Calls of the disk tier that did not return in time; it is off while there is one."""
+        return 0 if self._work is None else self._work.hung_total
+
     def drain(self, timeout: float) -> bool:
         """Block until everything submitted has an outcome; False after `timeout` seconds."""
         return self.wait([*self._tasks, *(c.job.id for c in self._copying)], timeout)
@@ -295,9 +269,15 @@ class Mover:
         if self._closed.is_set():
             return
         self._closed.set()
-        self._loads.shutdown(wait=True)
-        self._writes.shutdown(wait=True)
+        ended = self._loads.close(CLOSE_SECONDS) and self._writes.close(CLOSE_SECONDS)
         self._copier.close()
+        if not ended:  # what it reads into stays mapped, what it reads from stays locked
+            log.error(
+                "rank %d: a call of the disk tier has not returned in %g s; its host memory and files are not released",
+                self.rank,
+                CLOSE_SECONDS,
+            )
+            return
         if self._tier is not None:
             self._tier.close()
         if self._owns_arena:
@@ -308,31 +288,14 @@ def _described(failure: Exception) -> str:
     return f"{type(failure).__name__}: {failure}"
 
 
+def _reads(job: Job) -> bool:
+    return bool((job.copies["flags"] & READ).any())
+
+
 def _broken(job: Job) -> StatusArray:
     """Of a job that was left in the middle: COPY_FAILED says of a read that host has its bytes, so a block that was
     to be read is NOT_DONE."""
-    reads = (job.copies["flags"] & CopyFlag.READ) != 0
+    reads = (job.copies["flags"] & READ) != 0
     if job.kind is JobKind.READ:
         reads[:] = True
     return np.where(reads, Status.NOT_DONE, Status.COPY_FAILED).astype(np.uint8)
-
-
-class NullMover:
-    """The twin of Mover without bytes: every job is done as soon as it is submitted. For index-only replays."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self._done: list[Outcome] = []
-
-    def submit(self, plans: Plans, events: Mapping[int, object] | None = None) -> None:
-        self._done += [Outcome(job.id, self.rank) for job in plans.jobs]
-
-    def poll(self) -> list[Outcome]:
-        outcomes, self._done = self._done, []
-        return outcomes
-
-    def wait(self, job_ids: Iterable[int], timeout: float) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._done = []

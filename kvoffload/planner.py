@@ -7,17 +7,16 @@ owns a Planner. Until every rank has attached, everything is a miss.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from kvoffload.agreement import agree, common_records
 from kvoffload.config import Config
 from kvoffload.errors import LayoutError
+from kvoffload.events import Event, EventStream
 from kvoffload.index import Index
 from kvoffload.inflight import InFlight, LateJobs, Running
 from kvoffload.layout import Layout
 from kvoffload.live import LiveRequests, covered, fork_point, newly_produced, restorable
-from kvoffload.loads import Loads
 from kvoffload.messages import Geometry, Inventory, JobKind, Outcome, Plans, RequestId
 from kvoffload.requests import (
     ChainLike,
@@ -29,34 +28,14 @@ from kvoffload.requests import (
     RequestInfo,
 )
 from kvoffload.stats import Counters, Stats
-from kvoffload.stores import Stores, WriteBudget
-from kvoffload.tails import Tails
+from kvoffload.tier_set import ExactSlots, Shared, TierSet, open_tiers
+
+__all__ = ["ExactSlots", "Planner"]
 
 HOST, DISK = 0, 1
-TRANSIENT = 3
-"""The kind under which the index knows a transient group."""
-
+NOTHING = Plans()
 FINISH_REASONS = {"": 0, "tool_use": 1, "end_turn": 2, "abort": 3, "preempt": 4, "length": 5}
 """How a request ended, as the index is told; any other word is 0, unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExactSlots:
-    """Slot counts instead of bytes, for replays of one group: the last slab of a tier is cut short. -1 = all."""
-
-    host: int = -1
-    transit: int = -1
-    disk: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiers:
-    """What exists once every rank has attached."""
-
-    index: Index
-    stores: Stores
-    loads: Loads
-    tails: Tails
 
 
 class Planner:
@@ -70,8 +49,10 @@ class Planner:
         ranks: int = 1,
         exact: ExactSlots | None = None,
         joined: bool = False,
+        events: bool = False,
     ) -> None:
-        """joined: the layout's block bytes are those of all ranks together, not of each."""
+        """joined: the layout's block bytes are those of all ranks together, not of each. events: `take_events` tells
+        what became visible and what went away."""
         self.layout = layout
         self.config = config
         self.counters = Counters()
@@ -90,7 +71,9 @@ class Planner:
         self._reset_disk = False
         self._disk_ok = dict.fromkeys(range(ranks), True)
         self._now = 0.0
-        self._tiers: _Tiers | None = None
+        self._tiers: TierSet | None = None
+        self.tells_events = events
+        self._events: EventStream | None = None
 
     # ---- start ----
 
@@ -109,10 +92,17 @@ class Planner:
         if len(self._inventories) == self.ranks:
             found = [self._inventories[r] for r in range(self.ranks)]
             self._geometry = agree(found)
-            self._tiers = _open_tiers(self, self._geometry, self._exact, self._inflight)
+            self._tiers = open_tiers(
+                self.layout,
+                self.config,
+                self._geometry,
+                self._exact,
+                Shared(self._inflight, self.counters, self.alike),
+            )
             if not self._reset_disk:
                 self.counters.add("restored", self._tiers.index.restore(common_records(found)))
             self.requests.open(self._tiers.index)
+            self._events = EventStream(self.layout, self._tiers.index) if self.tells_events else None
 
     @property
     def ready(self) -> bool:
@@ -142,9 +132,14 @@ class Planner:
         there shortens the load: see LoadPlan. The pages belong to the load until it has Finished, also after an
         abort. retry: a failed block is tried once more; not for an engine that goes on at once without it."""
         state = self.requests.get_or_make(request, chain, self._now)
-        best = restorable(state, covered(self.layout, (state.computed, boundary), pages))
+        best = restorable(state, boundary)
+        if best > state.computed:
+            paged = covered(self.layout, (state.computed, best), pages)
+            best = best if paged == best else restorable(state, paged)
         if self._tiers is None or best <= state.computed:
             return LoadPlan(0, state.computed, 0, max(0, boundary - state.computed))
+        if self._events is not None:
+            self._events.name_load(state, best)
         plan = self._tiers.loads.begin(state, best, pages, self._deadline, retry)
         return LoadPlan(plan.id, best, plan.blocks, max(0, boundary - best))
 
@@ -154,6 +149,8 @@ class Planner:
         best = restorable(state, len(chain.keys) * self.layout.base_tokens)
         if self._tiers is None or best <= state.computed:
             return 0
+        if self._events is not None:
+            self._events.name_load(state, best)
         return self._tiers.loads.prefetch(state, best, deadline)
 
     def offer(self, request: RequestInfo, chain: ChainLike, computed: int, pages: Pages) -> Offer:
@@ -169,7 +166,11 @@ class Planner:
         if self._tiers.tails.by_boundary and self.find_forks and not state.offered:
             state.forks = fork_point(state, self.layout)
         self.counters.add("produced", newly_produced(state, computed, self.layout.base_tokens))
-        return self._tiers.stores.offer(state, computed, pages, self._deadline)
+        offer = self._tiers.stores.offer(state, computed, pages, self._deadline)
+        running = None if self._events is None else self._inflight.get(offer.job)
+        if self._events is not None and running is not None:
+            self._events.name_copies(chain, running.copies)
+        return offer
 
     def preempt(self, request_id: RequestId) -> tuple[int, ...]:
         """The engine takes the request's pages away: its cursors go back to 0. Returns the ids of the running jobs
@@ -192,7 +193,7 @@ class Planner:
             self._tiers.tails.finish(state)
             self._tiers.index.close_segment(state.segment, FINISH_REASONS.get(reason, 0), self._now)
             self._tiers.loads.detach(state)
-        return tuple(sorted(state.jobs))
+        return tuple(sorted(state.jobs)) if state.jobs else ()
 
     # ---- steps ----
 
@@ -202,44 +203,56 @@ class Planner:
 
     def tick(self, now: float) -> Plans:
         """Everything that is to go to the movers now. Call once a step, after the offers and loads of the step."""
-        passed = max(0.0, now - self._now)
+        passed = now - self._now if now > self._now else 0.0
         self._now += passed
-        if self._tiers is None:
-            return Plans()
+        tiers = self._tiers
+        if tiers is None:
+            return NOTHING
         self._inflight.postpone(passed)
-        self._tiers.loads.postpone(passed)
+        tiers.loads.postpone(passed)
         for running in self._inflight.expired(self._now):
             self._late.name(running, self.layout, self._now)
             self.counters.add("overdue")
-            if _give_up(running, self._tiers):
+            if _give_up(running, tiers):
                 self._cancels.append(running.job.id)
-        self._finished += self._tiers.loads.advance(self._now)
-        self._tiers.stores.plan_writes(self._now, self._deadline)
+        self._finished += tiers.loads.advance(self._now)
+        tiers.stores.plan_writes(self._now, self._deadline)
         jobs = self._inflight.take_unsent(self._now)
+        if not (jobs or self._cancels or self._geometry or self._reset_disk):
+            return NOTHING
         plans = Plans(jobs, tuple(self._cancels), self._geometry, self._reset_disk)
         self._cancels, self._geometry, self._reset_disk = [], None, False
         return plans
 
     def complete(self, outcomes: Iterable[Outcome]) -> list[Finished]:
         """Take in what movers reported; the loads and stores that have ended on all ranks since the last call."""
-        if self._tiers is None:
+        tiers = self._tiers
+        if tiers is None:
             return []
+        deadline = self._deadline
         for outcome in outcomes:
             if self._disk_ok.get(outcome.rank, outcome.disk_ok) is not outcome.disk_ok:
                 before = all(self._disk_ok.values())
                 self._disk_ok[outcome.rank] = outcome.disk_ok
-                _switch_disk(self._tiers.index, self.counters, before, all(self._disk_ok.values()))
+                _switch_disk(tiers.index, self.counters, before, all(self._disk_ok.values()))
             running = self._inflight.report(outcome)
             if running is None:
                 continue
             if running.load:
-                self._finished += self._tiers.loads.ended(running)
+                self._finished += tiers.loads.ended(running)
             else:
-                self._finished += self._tiers.stores.ended(running, self._deadline, self.requests)
-        self._finished += self._tiers.loads.advance(self._now)
-        self._tiers.stores.plan_writes(self._now, self._deadline)
+                self._finished += tiers.stores.ended(running, deadline, self.requests)
+        self._finished += tiers.loads.advance(self._now)
+        tiers.stores.plan_writes(self._now, deadline)
         finished, self._finished = self._finished, []
         return finished
+
+    def take_events(self) -> list[Event]:
+        """What became visible and what went away since the last call; nothing unless the planner was made with events.
+
+        Call it once a step or so: when more has changed than the index keeps, everything is told again.
+        """
+        return [] if self._events is None else self._events.take(all(self._disk_ok.values()))
 
     # ---- whole tiers ----
 
@@ -304,38 +317,13 @@ class Planner:
         )
 
 
-def _give_up(running: Running, tiers: _Tiers) -> bool:
+def _give_up(running: Running, tiers: TierSet) -> bool:
     """Nobody is to wait for these blocks any more. True if the job may be cancelled, since it touches no page; a
     store goes on until the device confirms: its pages are being read."""
     tiers.index.expire(running.copies)
     if running.load:
         tiers.loads.overdue(running)
     return running.job.kind is not JobKind.STORE
-
-
-def _open_tiers(planner: Planner, geometry: Geometry, exact: ExactSlots, inflight: InFlight) -> _Tiers:
-    layout, config, counters = planner.layout, planner.config, planner.counters
-    index = Index(
-        [
-            (TRANSIENT if g.transient else int(g.kind), m, g.lookback)
-            for g, m in zip(layout.groups, layout.multiples, strict=True)
-        ],
-        layout.base_tokens,
-        [0 if g.transient else n for g, n in zip(layout.groups, geometry.slots_per_slab, strict=True)],
-        geometry.host_slabs,
-        geometry.transit_slabs,
-        geometry.disk_slabs,
-        host_slots=exact.host,
-        transit_slots=exact.transit,
-        disk_slots=exact.disk,
-        host_policy=config.host_policy,
-        disk_policy=config.disk_policy,
-        disk_admission=config.disk_admission,
-    )
-    ranks = planner.alike
-    tails = Tails(layout, index, counters, config.retention)
-    stores = Stores(layout, index, inflight, counters, WriteBudget(config.disk_write_budget), ranks, tails)
-    return _Tiers(index, stores, Loads(layout, index, inflight, counters, ranks), tails)
 
 
 def _switch_disk(index: Index, counters: Counters, before: bool, after: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ class RequestInfo:
     agent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """What could be restored for a request, in tokens.
 
     boundary: the longest restorable boundary, >= the computed tokens asked with.
@@ -55,8 +54,7 @@ class Match:
         return self.loading or self.pending > self.boundary
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
+class LoadPlan(NamedTuple):
     """A load that has begun: the job moves `blocks` blocks (all groups); boundary in tokens.
 
     shortfall: tokens asked for that no tier holds any more. id 0 = nothing to load.
@@ -68,8 +66,7 @@ class LoadPlan:
     shortfall: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """What became of an offer. job: id of the store job, 0 = none; blocks in it.
 
     cursor: tokens up to which every group is settled (stored, on its way, or refused for good).
@@ -82,8 +79,7 @@ class Offer:
     blocked: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """A load (its LoadPlan id) or store (its job id) that has ended on all ranks.
 
     request: who it was for; None after the request was finished or aborted.

@@ -10,18 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvoffload.connector import PREEMPT, EngineRequest, Hit, Loaded, Scheduled, SchedulerConnector, Update
+from kvoffload.events import Event, tokens_of
 from kvoffload.keys import KeyArray
 from kvoffload.messages import Inventory, JobKind, Outcome, Plans, RequestId
 from kvoffload.planner import Planner
 from kvoffload.requests import ChainLike, Finished, Match, Pages
 
+_NO_TOKENS = np.empty(0, np.uint32)
+
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The first keys of a longer chain."""
+    """The first keys of a longer chain, and all tokens that it knows."""
 
     keys: KeyArray
+    token_ids: NDArray[np.uint32]
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +131,9 @@ class PlannerConnector(SchedulerConnector):
         self._match(live, 0)
         self.planner.prefetch(request.info, self._head(request), deadline)
 
+    def take_events(self) -> Sequence[Event]:
+        return self.planner.take_events()
+
     def reset(self) -> bool:
         self.planner.reset()
         for live in self._live.values():
@@ -141,7 +151,9 @@ class PlannerConnector(SchedulerConnector):
 
     def _head(self, request: EngineRequest) -> ChainLike:
         """The keys of what may be loaded: the last token is always computed, for its logits."""
-        return _Head(request.chain.keys[: max(0, request.tokens - 1) // self.planner.layout.base_tokens])
+        blocks = max(0, request.tokens - 1) // self.planner.layout.base_tokens
+        tokens = tokens_of(request.chain) if self.planner.tells_events else _NO_TOKENS
+        return _Head(request.chain.keys[:blocks], tokens)
 
     def _match(self, live: _Live, computed: int) -> Match:
         return self.planner.match(live.request.info, self._head(live.request), computed=computed)

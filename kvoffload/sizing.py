@@ -26,33 +26,48 @@ class Slabs:
     disk: int
 
 
-def size_slabs(layout: Layout, host_bytes: int, disk_bytes: int) -> Slabs:
-    """Cut one rank's bytes into slabs. Transit lies inside host_bytes.
+def size_slabs(layout: Layout, host_bytes: int, disk_bytes: int, sharers: int = 1) -> Slabs:
+    """Cut one rank's bytes, or those that so many ranks share, into slabs. Transit lies inside host_bytes; with a disk
+    each of the ranks has its own.
 
     Raises ConfigError when host_bytes has no room for one slab of each kind.
     """
+    groups = sum(not g.transient for g in layout.groups)
     largest = max(g.slot_bytes for g in layout.groups if not g.transient)
     least = MIN_SLOTS_PER_SLAB * largest
-    wanted = max(least, min(DEFAULT_SLAB_BYTES, host_bytes // MIN_HOST_SLABS))
+    pieces = MIN_HOST_SLABS if sharers == 1 or not disk_bytes else MIN_HOST_SLABS + 2 * groups * sharers
+    wanted = max(least, min(DEFAULT_SLAB_BYTES, host_bytes // pieces))
     slab_bytes = max(wanted, -(-max(host_bytes, disk_bytes) // MAX_SLABS))
     slab_bytes = -(-slab_bytes // SLOT_ALIGN) * SLOT_ALIGN
     total = host_bytes // slab_bytes
-    if total < 2:
+    needed = sharers if disk_bytes else 1
+    if total <= needed:
         raise ConfigError(
-            f"host_bytes gives {host_bytes} bytes to this rank; one slab of {slab_bytes} bytes for blocks and one for"
-            f" transit need {2 * slab_bytes}: raise host_bytes"
+            f"host_bytes gives {host_bytes} {_given_to(sharers)}; one slab of {slab_bytes} bytes for blocks and"
+            f" {needed} for transit need {(needed + 1) * slab_bytes}: raise host_bytes"
         )
     if disk_bytes and disk_bytes < slab_bytes:
         raise ConfigError(
-            f"disk_bytes gives {disk_bytes} bytes to this rank; one slab needs {slab_bytes}: raise disk_bytes"
+            f"disk_bytes gives {disk_bytes} {_given_to(sharers)}; one slab needs {slab_bytes}: raise disk_bytes"
         )
-    groups = sum(not g.transient for g in layout.groups)
-    transit = min(max(groups, total // TRANSIT_SHARE), total - 1) if disk_bytes else 1
-    return Slabs(slab_bytes, total - transit, transit, disk_bytes // slab_bytes)
+    transit = 1
+    if disk_bytes:
+        transit = min(max(groups, total // (TRANSIT_SHARE * sharers)), (total - 1) // sharers)
+    return Slabs(slab_bytes, total - needed * transit, transit, disk_bytes // slab_bytes)
 
 
-def size_ranks(layouts: Sequence[Layout], host_bytes: int, disk_bytes: int) -> list[Slabs]:
-    """Cut the bytes of all ranks into as many slabs on each: a rank's slabs are as large as its share of a token."""
+def _given_to(ranks: int) -> str:
+    return "bytes to this rank" if ranks == 1 else f"bytes to {ranks} ranks that share them"
+
+
+def size_ranks(layouts: Sequence[Layout], host_bytes: int, disk_bytes: int, copies: int = 1) -> list[Slabs]:
+    """Cut the bytes of all ranks into as many slabs on each: a rank's slabs are as large as its share of a token.
+
+    copies: so many ranks share one set of slabs, of which each has `transit` to itself.
+    """
+    if copies > 1:
+        sets = len(layouts) // copies
+        return [size_slabs(layouts[0], host_bytes // sets, disk_bytes // sets, copies)] * len(layouts)
     shares = [sum(g.slot_bytes / g.tokens_per_block for g in x.groups if not g.transient) for x in layouts]
     if len(set(layouts)) == 1:
         return [size_slabs(layouts[0], host_bytes // len(layouts), disk_bytes // len(layouts))] * len(layouts)

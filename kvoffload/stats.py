@@ -60,6 +60,7 @@ FAMILIES: tuple[Family, ...] = (
     _by_tier("evicted_blocks", "Blocks given up to make room in a tier.", "evicted_{}"),
     _single("pruned", "Window and state blocks given up at the end of a turn: no kept boundary needs them."),
     _single("superseded", "Window and state blocks of boundaries that a session has left behind."),
+    _single("orphaned", "Window and state blocks given up with the end of the full groups before them."),
     _single("prefetched", "Blocks brought from disk to host ahead of a load."),
     _single("restored", "Blocks found on disk at start."),
     _single("retried", "Blocks whose load failed once and was tried again."),
@@ -81,6 +82,7 @@ INDEX_NAMES: dict[str, str] = {
     "evicted_host": "evicted_host",
     "evicted_disk": "evicted_disk",
     "slabs_moved": "moved",
+    "orphaned": "orphaned",
 }
 """Counters that the index keeps, by its name for them: a counter has one owner, so nothing is counted twice."""
 

@@ -11,13 +11,15 @@ from kvoffload.inflight import InFlight, Running
 from kvoffload.layout import Layout
 from kvoffload.messages import Copies, CopyFlag, JobKind, RequestId, Status
 from kvoffload.requests import Finished, Offer, Pages, RequestState
-from kvoffload.stats import Counters
+from kvoffload.stats import TIERS, Counters
 from kvoffload.tails import Tails
 
 WRITE_JOB_BLOCKS = 256
 """Most blocks in one disk write job: small enough that a load never waits long behind it."""
 
 SECONDS_PER_HOUR = 3600.0
+
+_STORED = {tier: (f"stored_{tier}", f"store_bytes_{tier}") for tier in TIERS}
 
 _TRANSIT = np.uint16(CopyFlag.TRANSIT)
 """As the array's own type: an enum member costs microseconds to convert, on every step."""
@@ -93,9 +95,10 @@ class Stores:
             state.segment, state.chain.keys, begins, ends, pages
         )
         state.cursors = cursors
-        self._counters.add("dedup", resident)
-        self._counters.add("in_flight_dedup", busy)
-        self._counters.add("write_budget" if self._budget.spent else "refused", refused)
+        if resident or busy or refused:
+            self._counters.add("dedup", resident)
+            self._counters.add("in_flight_dedup", busy)
+            self._counters.add("write_budget" if self._budget.spent else "refused", refused)
         blocked = cursors != ends
         cursor = min(c * s for c, s in zip(cursors, self._sizes, strict=True) if s) if blocked else computed
         if not len(copies):
@@ -123,7 +126,7 @@ class Stores:
         self, running: Running, deadline: float, requests: Mapping[RequestId, RequestState]
     ) -> list[Finished]:
         """A store or write has ended on all ranks. Only stores are reported: nobody waits for a write."""
-        copies, status = running.copies, running.status
+        copies, status = running.job.copies, running.status
         if running.job.kind is JobKind.WRITE:
             self._index.complete_write(copies, status)
             self._count_stored("disk", copies if status is None else copies[status == Status.OK])
@@ -144,10 +147,9 @@ class Stores:
             for state in requests.values():
                 self._rewind(state, copies[status != Status.OK])
         owner = requests.get(running.owner) if running.owner is not None else None
-        if owner is not None and running.job.id not in owner.jobs:
-            owner = None  # a later request of the same id
-        if owner is not None:
-            owner.jobs.discard(running.job.id)
+        if owner is None or running.job.id not in owner.jobs:  # gone, or a later request of the same id
+            return [self._finished(running, None)]
+        owner.jobs.discard(running.job.id)
         return [self._finished(running, owner)]
 
     def forget_writes(self) -> None:
@@ -162,8 +164,9 @@ class Stores:
         self._index.complete_write(copies, np.full(len(copies), Status.NOT_DONE, np.uint8))
 
     def _count_stored(self, tier: str, copies: Copies) -> None:
-        self._counters.add(f"stored_{tier}", len(copies))
-        self._counters.add(f"store_bytes_{tier}", self._ranks * self._layout.bytes_of(copies["group"]))
+        stored, size = _STORED[tier]
+        self._counters.add(stored, len(copies))
+        self._counters.add(size, self._ranks * self._layout.bytes_of(copies["group"]))
 
     @staticmethod
     def _finished(running: Running, owner: RequestState | None) -> Finished:

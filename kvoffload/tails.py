@@ -33,8 +33,6 @@ class Tails:
         self._index = index
         self._counters = counters
         self._sessions: OrderedDict[str, _Left] = OrderedDict()
-        # Nothing touches it after now, so in the order of use it stays before all others.
-        self._superseded = index.open_segment(0.0) if self._rule.by_boundary else None
         self.by_boundary = self._rule.by_boundary
 
     def chosen(self, state: RequestState, ends: list[int], pages: Pages) -> tuple[list[int], Pages]:
@@ -67,11 +65,11 @@ class Tails:
             for g in self._groups
         ]
         for spans in _rounds(extra):
-            self._counters.add("pruned", self._retire(state, keys, spans, None))
-        if state.info.session and self._superseded is not None:
-            self._supersede(state, keys, bounds, self._superseded)
+            self._counters.add("pruned", self._index.retire(state.segment, keys, *_columns(spans)))
+        if state.info.session and self.by_boundary:
+            self._supersede(state, keys, bounds)
 
-    def _supersede(self, state: RequestState, keys: KeyArray, bounds: Bounds, into: int) -> None:
+    def _supersede(self, state: RequestState, keys: KeyArray, bounds: Bounds) -> None:
         """The boundaries of the session's turn before this one, where this one went beyond them."""
         ends = {self._rule.align(t) for t in (state.prompt, min(state.seen, len(keys) * self._base))}
         now = sorted(end for end in ends if end)
@@ -84,17 +82,17 @@ class Tails:
             spans = self._rule.tail(boundary)
             for kept in (*now, *bounds.forks):
                 spans = [_without(a, b) for a, b in zip(spans, self._rule.tail(kept), strict=True)]
-            self._counters.add("superseded", self._retire(state, keys, spans, into))
+            count = self._index.supersede(state.segment, keys, *_columns(spans))
+            self._counters.add("superseded", count)
         last = tuple((end, keys[end // self._base - 1].tobytes()) for end in now)
         self._sessions[state.info.session] = _Left(last)
         if len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
 
-    def _retire(self, state: RequestState, keys: KeyArray, spans: list[Span], into: int | None) -> int:
-        if all(begin >= end for begin, end in spans):
-            return 0
-        begins, ends = [b for b, _ in spans], [e for _, e in spans]
-        return self._index.retire(state.segment, keys, begins, ends, into)
+
+def _columns(spans: list[Span]) -> tuple[list[int], list[int]]:
+    """Begins and ends."""
+    return [begin for begin, _ in spans], [end for _, end in spans]
 
 
 def _rounds(spans: list[list[Span]]) -> list[list[Span]]:

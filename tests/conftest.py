@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--vllm-models", default=str(ROOT / "build" / "vllm-models"), help="folder that keeps tiny models"
     )
+    parser.addoption("--vllm-full", action="store_true", help="the whole matrix of tests/vllm, not pairs")
     parser.addoption("--soak", default="5", help="seconds of each soak test")
 
 

@@ -87,8 +87,18 @@ class DeviceWorld:
     """One group whose blocks are painted, an arena, and an evented engine, on the simulation unless told otherwise."""
 
     def __init__(
-        self, page_bytes=(4096, 4096), mode="staged", pages=64, options=SMALL, slabs=2, gap=0, module=None
+        self,
+        page_bytes=(4096, 4096),
+        mode="staged",
+        *,
+        pages=64,
+        options=SMALL,
+        slabs=2,
+        gap=0,
+        module=None,
+        runtime=None,
     ):
+        """runtime: what the engine is given in the place of the module; its locking is then not waited for."""
         self.module = module or native.simulation()
         self.sizes = tuple(page_bytes)
         self.pages = pages
@@ -99,10 +109,10 @@ class DeviceWorld:
         self.regions = tuple(
             Region(m.base, n + gap, n, pages) for m, n in zip(self.memory, page_bytes, strict=True)
         )
-        self.copier = GpuCopyEngine(self.module, 0, mode, options)
+        self.copier = GpuCopyEngine(runtime or self.module, 0, mode, options)
         self.engine = EventedEngine(self.copier, self.module)
         self.engine.register(self.layout, (self.regions,), self.arena)
-        assert self.copier.wait_pinned(PATIENCE)
+        assert runtime or self.copier.wait_pinned(PATIENCE)
 
     def __enter__(self):
         return self

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from kvoffload.bench import disk, hash, index, planner, start
+from kvoffload.bench import disk, hash, index, planner, requests, start
 from kvoffload.bench.rows import (
     MILLISECONDS,
     Limit,
@@ -315,3 +315,28 @@ def test_too_little_room_is_said_before_the_work(tmp_path, monkeypatch):
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 2
         assert "768MiB" in result.stderr or "512MiB" in result.stderr
+
+
+def test_requests_are_counted_and_memory_is_bounded():
+    """Every drawn request is loaded or produced whole, half of them each, and a longer run takes no more memory."""
+    found = requests.bench_requests(2 * requests.PART + 7)
+
+    assert found.count == 2 * requests.PART + 7
+    assert found.loaded + found.produced == found.count * planner.PROMPT
+    assert 0.45 < found.loaded / (found.loaded + found.produced) < 0.55
+    assert 0 < found.per_request.low <= found.per_request.median <= found.per_request.high
+    first, last, most = found.resident
+    assert 0 < last <= most <= first + (8 << 20)
+
+
+def test_requests_command_says_rate_and_memory(monkeypatch):
+    """The figure that is asked for stands beside its target, in 80 columns, and `--json` has the same."""
+    monkeypatch.setattr(requests, "PART", 50)
+    out = CliRunner().invoke(app, ["bench", "requests", "--count", "120"]).output
+    assert "requests/s" in out
+    assert "target >= 20,000" in out
+    assert "resident" in out
+    assert max(map(len, out.splitlines())) <= 80
+    body = json.loads(CliRunner().invoke(app, ["bench", "requests", "--count", "120", "--json"]).stdout)
+    assert body["count"] == 120
+    assert body["loaded"] % planner.PROMPT == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from kvoffload.copying.cpu import CpuCopyEngine
 from kvoffload.errors import ConfigError
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.local import Local
-from kvoffload.messages import Copies, CopyFlag, Job, JobKind, Plans, Status
+from kvoffload.messages import Copies, CopyFlag, Job, JobKind, Outcome, Plans, Status
 from kvoffload.mover import Mover
 from kvoffload.planner import Planner
 from kvoffload.requests import RequestInfo
@@ -217,6 +218,75 @@ def test_a_cancelled_job_behind_a_stuck_read_ends_at_once() -> None:
     bench.mover.close()
 
 
+def test_a_read_that_hangs_turns_the_disk_off_and_is_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read that hangs in the medium: the disk is off until it returns, is told and counted once, and comes back."""
+    monkeypatch.setattr("kvoffload.tier_work.HUNG_SECONDS", 0.05)
+    gate = Gated([Op.READ])
+    bench = Bench(tier=(gate,))
+    bench.mover.submit(Plans((Job(1, JobKind.LOAD, bench.load([0], CopyFlag.READ)),)))
+    assert gate.arrived()
+    healthy = [o.disk_ok for o in until(bench.mover, 1)]
+    for _ in range(20):
+        assert bench.mover.poll() == []
+    assert healthy == [False]
+    assert bench.mover.hung_calls == 1
+    assert caplog.text.count("has not returned") == 1
+    gate.release()
+    assert bench.mover.wait([1], 30.0)
+    assert [(o.job, o.disk_ok) for o in until(bench.mover, 2)] == [(1, True), (0, True)]
+    assert bench.mover.hung_calls == 1
+    bench.mover.close()
+
+
+def until(mover: Mover, count: int) -> list[Outcome]:
+    """Poll until there are so many outcomes."""
+    outcomes: list[Outcome] = []
+    end = time.monotonic() + 30.0
+    while len(outcomes) < count and time.monotonic() < end:
+        outcomes += mover.poll()
+        time.sleep(0.001)
+    return outcomes
+
+
+def test_close_does_not_wait_for_ever_for_a_read_that_hangs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A close beside a read that never returns ends, and leaves the memory that is read into and the tier open."""
+    monkeypatch.setattr("kvoffload.mover.CLOSE_SECONDS", 0.05)
+    gate = Gated([Op.READ])
+    bench = Bench(tier=(gate,))
+    closed: list[int] = []
+    monkeypatch.setattr(bench.tier, "close", lambda: closed.append(1))
+    jobs = [Job(n, JobKind.LOAD, bench.load([n], CopyFlag.READ)) for n in range(1, 6)]
+    bench.mover.submit(Plans(tuple(jobs)))
+    assert gate.arrived()
+    bench.mover.close()
+    assert "are not released" in caplog.text
+    assert closed == []
+    bench.mover.arena.view(0, 0)[:] = 1
+    gate.release()
+    assert bench.mover.wait([1, 2, 3, 4, 5], 30.0)
+    assert sorted(o.job for o in bench.mover.poll() if o.job) == [1, 2, 3, 4, 5]
+
+
+def test_a_load_of_a_rank_without_disk_moves_nothing() -> None:
+    """A copy that must be read first, sent to a mover without a disk, ends NOT_DONE; its page stays as it was."""
+    memory = PageMemory(LAYOUT, [8])
+    mover = Mover(0, LAYOUT, Slabs(SLAB, 1, 1, 0), CpuCopyEngine())
+    mover.register(memory.pools)
+    copies = make_copies(0, [make_key(1)], page=[3], host=[0], disk=[0])
+    copies["flags"] = CopyFlag.READ
+    mover.arena.view(0, 0)[:] = 7
+    mover.submit(Plans((Job(1, JobKind.LOAD, copies),)))
+    (outcome,) = mover.poll()
+    assert outcome.status is not None
+    assert outcome.status.tolist() == [Status.NOT_DONE]
+    assert not any(array.any() for array in memory.arrays[0])
+    mover.close()
+
+
 def test_waiting_probes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is off and whose thread hangs gets one probe, however often the engine polls."""
     monkeypatch.setattr("kvoffload.mover.PROBE_SECONDS", 0.0)
@@ -234,7 +304,7 @@ def test_waiting_probes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     fault.healthy = False
     for _ in range(50):
         bench.mover.poll()
-    assert bench.mover._writes._work_queue.qsize() <= 1
+    assert bench.mover._writes.waiting <= 1
     stuck.set()
     fault.healthy = True
     bench.mover.close()

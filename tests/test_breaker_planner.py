@@ -27,7 +27,7 @@ from kvoffload.messages import (
     decode,
     encode,
 )
-from kvoffload.mover import NullMover
+from kvoffload.null_mover import NullMover
 from kvoffload.planner import ExactSlots, Planner
 from kvoffload.requests import RequestInfo
 from kvoffload.stores import WriteBudget

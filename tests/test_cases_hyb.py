@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hybrid_world import FailingBlocks, fetch, group, mapped, store
 
-from kvoffload.arena import HostArena
 from kvoffload.config import Config
-from kvoffload.copying.cpu import CpuCopyEngine
 from kvoffload.errors import LayoutError
 from kvoffload.index import Index, Matcher
 from kvoffload.layout import CacheGroup, GroupKind, Layout, joined, lifetime
 from kvoffload.local import Local
 from kvoffload.memory import Memory
-from kvoffload.messages import Copies, JobKind
-from kvoffload.mover import Mover
 from kvoffload.requests import RequestInfo
-from kvoffload.sizing import Slabs, size_ranks
-from kvoffload.testing.faults import ALL_OPS, Fault, FaultyEngine, Op
-from kvoffload.testing.paint import oracle, paint, verify
+from kvoffload.sizing import size_ranks
+from kvoffload.testing.faults import Op
+from kvoffload.testing.paint import paint, verify
 from kvoffload.testing.pool import PageMemory
 from kvoffload.testing.rig import Keys, Rig, Sizes
 
 FULL, SLIDING, STATE = GroupKind
 GIB = 1 << 30
-
-
-def group(number: int, kind: GroupKind, tokens: int, size: int = 4096, **more: object) -> CacheGroup:
-    return CacheGroup(number, kind, tokens, size, layers=("a", "b"), **more)  # type: ignore[arg-type]
-
-
-class FailingBlocks(Fault):
-    """Copies of these (group, depth) fail, and every copy is written down."""
-
-    def __init__(self, *blocks: tuple[int, int], ops: Sequence[Op] = tuple(ALL_OPS)) -> None:
-        self.blocks, self.ops = set(blocks), ops
-        self.seen: dict[Op, list[tuple[int, int]]] = {op: [] for op in Op}
-
-    def begin(self, op: Op, copies: Copies) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        names = list(zip(copies["group"].tolist(), copies["depth"].tolist(), strict=True))
-        self.seen[op] += names
-        return np.array([op in self.ops and name in self.blocks for name in names], np.bool_)
 
 
 def test_HYB_01_groups_of_different_shapes_come_back_exactly() -> None:
@@ -199,11 +178,6 @@ def test_MEM_06_all_ranks_together_take_half_of_what_is_free() -> None:
     assert min(s.host for s in sizes) > 0
 
 
-def mapped(local: Local) -> int:
-    """Bytes of host memory, one piece counted once."""
-    return sum({id(m.arena): m.arena.nbytes for m in local.movers}.values())  # type: ignore[attr-defined]
-
-
 def test_MEM_07_no_more_is_mapped_than_was_asked_for() -> None:
     """Four groups on four ranks, sizes that are no multiple of a page: at most the budget is mapped, most of it."""
     groups = tuple(group(i, FULL, 16, size) for i, size in enumerate((4000, 9000, 1000, 20000)))
@@ -212,35 +186,6 @@ def test_MEM_07_no_more_is_mapped_than_was_asked_for() -> None:
     budget = 64 << 20
     with Local.open(Config(host_bytes=budget), layouts, [m.pools for m in memories]) as local:
         assert 0.9 * budget < mapped(local) <= budget
-
-
-def run(local: Local, memories: Sequence[PageMemory], layouts: Sequence[Layout], chain: Keys) -> int:
-    """Store a chain on all ranks and load it into wiped pages; the pages with wrong bytes."""
-    pages = [np.arange(chain.blocks // m, dtype=np.int32) for m in layouts[0].multiples]
-    tokens = chain.blocks * layouts[0].base_tokens
-    for memory, layout in zip(memories, layouts, strict=True):
-        for number, multiple in enumerate(layout.multiples):
-            paint(memory, number, pages[number], chain.keys[multiple - 1 :: multiple])
-    local.planner.offer(RequestInfo("a"), chain, tokens, pages)
-    local.drain()
-    local.planner.finish("a", "end_turn", 0.0)
-    for memory in memories:
-        for arrays in memory.arrays:
-            for array in arrays:
-                array[:] = 0
-    found = local.planner.match(RequestInfo("b"), chain)
-    local.planner.load(RequestInfo("b"), chain, found.boundary, pages)
-    assert [f.boundary for f in local.drain()] == [tokens]
-    wrong = 0
-    for memory, layout in zip(memories, layouts, strict=True):
-        for number, multiple in enumerate(layout.multiples):
-            first, end = layout.groups[number].needs(0, tokens)
-            rows = slice(first, end)
-            wrong += len(
-                verify(memory, number, pages[number][rows], chain.keys[multiple - 1 :: multiple][rows])
-            )
-    local.planner.finish("b", "end_turn", 0.0)
-    return wrong
 
 
 def test_MEM_11_a_group_without_bytes_on_a_rank_is_passed_over(tmp_path: Path) -> None:
@@ -260,11 +205,13 @@ def test_MEM_11_a_group_without_bytes_on_a_rank_is_passed_over(tmp_path: Path) -
     config = Config(host_bytes=8 << 20, disk_path=tmp_path, disk_bytes=8 << 20, model_id="m")
     chain = Keys.of(range(20))
     with Local.open(config, layouts, pools) as local:
-        assert run(local, memories, layouts, chain) == 0
+        store(local, memories, layouts, chain)
+        assert fetch(local, memories, layouts, chain) == 0
         assert mapped(local) <= 8 << 20
     with Local.open(config, layouts, pools) as local:
         assert local.planner.counters["restored"] == 20 + 3 + 10
-        assert run(local, memories, layouts, chain) == 0
+        assert fetch(local, memories, layouts, chain) == 0
+        assert local.planner.counters["loaded_disk"] == 20 + 3 + 10
 
 
 def test_TIER_08_a_window_reads_only_the_blocks_inside_it(tmp_path: Path) -> None:
@@ -290,53 +237,6 @@ def test_TIER_08_a_window_reads_only_the_blocks_inside_it(tmp_path: Path) -> Non
         for array in rig.memory[0].arrays[1]:
             assert (array[:504] == 0xA5).all()
         assert verify(rig.memory[0], 1, pages[1][504:], chain.keys[504:]).size == 0
-
-
-def test_TOPO_02_replicated_blocks_are_stored_once_per_host() -> None:
-    """Eight ranks with equal bytes: host holds 100 blocks for 100, one rank writes each, all read it right."""
-    layout = Layout(16, (group(0, FULL, 16, 8192, replicas=8),))
-    memories = [PageMemory(layout, [100]) for _ in range(8)]  # all of rank 0: the same bytes
-    config = Config(host_bytes=120 * 8192)
-    with Local.open(config, layout, [m.pools for m in memories]) as local:
-        assert mapped(local) <= 120 * 8192
-        assert run(local, memories, [layout] * 8, Keys.of(range(100))) == 0
-        assert local.planner.counters["store_bytes_host"] == 100 * 8192
-        assert local.planner.stats().tiers["host"].used == 100 * 8192
-
-
-def test_one_rank_writes_a_replicated_block_and_processes_share_the_file(tmp_path: Path) -> None:
-    """Of a store of 16 blocks each of 8 ranks copies 2, those whose slot names it; two arenas over a file are one."""
-    layout = Layout(16, (group(0, FULL, 16, 4096, replicas=8),))
-    size = Slabs(16 * 4096, 2, 1, 0)
-    arenas = [HostArena(size.slab_bytes, 3, layout, tmp_path / "arena") for _ in range(2)]
-    memories = [PageMemory(layout, [16]) for _ in range(8)]
-    faults = [FailingBlocks() for _ in range(8)]
-    with Rig(Sizes(host=2), layout=layout) as rig:  # its planner makes the copies
-        chain = Keys.of(range(16))
-        rig.planner.offer(rig.info(), chain, 256, rig.pages(chain))
-        plans = rig.planner.tick(0.0)
-        assert [j.kind for j in plans.jobs] == [JobKind.STORE]
-        for rank, memory in enumerate(memories):
-            paint(memory, 0, np.arange(16, dtype=np.int32), chain.keys)
-            mover = Mover(
-                rank, layout, size, FaultyEngine(CpuCopyEngine(), faults[rank]), arena=arenas[rank % 2]
-            )
-            mover.register(memory.pools)
-            mover.submit(plans)
-            mover.wait([j.id for j in plans.jobs], 10.0)
-            assert [o.status for o in mover.poll()] == [None]
-            mover.close()
-        rig.local.movers[0].submit(plans)
-        rig.local.drain()
-    written = [f.seen[Op.TO_HOST] for f in faults]
-    assert [len(w) for w in written] == [2] * 8
-    assert sorted(name for w in written for name in w) == [(0, b) for b in range(16)]
-    slots = plans.jobs[0].copies["host"].tolist()
-    for arena in arenas:
-        want = [oracle(chain.keys, 0, layer, 0, 2048) for layer in range(2)]
-        for i, slot in enumerate(slots):
-            assert (arena.view(0, slot) == np.concatenate([w[i] for w in want])).all()
-        arena.close()
 
 
 def test_regions_that_alias_are_registered_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 from kvoffload.config import Config
 from kvoffload.local import Local
 from kvoffload.messages import Inventory, Outcome
-from kvoffload.mover import NullMover
+from kvoffload.null_mover import NullMover
 from kvoffload.planner import ExactSlots, Planner
 from kvoffload.requests import RequestInfo
 from kvoffload.testing.faults import Counting, Failing, Fault, Gated, Op

@@ -61,7 +61,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_copy_01_layouts(name, mode):
+def test_COPY_01_layouts(name, mode):
     """COPY-01: every kind of layout makes an exact round trip, and no byte outside the pages named changes."""
     sizes, gap = LAYOUTS[name]
     with DeviceWorld(page_bytes=sizes, gap=gap, mode=mode) as world:
@@ -76,7 +76,7 @@ def test_copy_01_layouts(name, mode):
         assert all(memory.get(place, gap) == b"\x5a" * gap for memory, place in places)
 
 
-def test_copy_01_interleaved_regions_of_one_allocation():
+def test_COPY_01_interleaved_regions_of_one_allocation():
     """COPY-01: K and V pages that lie in turn in one allocation are two strided regions and stay apart."""
     with DeviceWorld(page_bytes=(1024,), pages=48) as world:
         base = world.regions[0].base
@@ -94,7 +94,7 @@ def test_copy_01_interleaved_regions_of_one_allocation():
         arena.close()
 
 
-def test_copy_01_regions_that_alias():
+def test_COPY_01_regions_that_alias():
     """COPY-01: two groups over the same memory, pages of one being parts of the other's, keep their own bytes."""
     with DeviceWorld(page_bytes=(4096,), pages=32) as world:
         base = world.regions[0].base
@@ -115,7 +115,7 @@ def test_copy_01_regions_that_alias():
         arena.close()
 
 
-def test_copy_02_ids_need_not_follow_each_other():
+def test_COPY_02_ids_need_not_follow_each_other():
     """COPY-02: page ids [7, 3, 12] move exactly these, each to its own slot; no other slot changes."""
     with DeviceWorld() as world:
         for page in range(world.pages):
@@ -125,7 +125,7 @@ def test_copy_02_ids_need_not_follow_each_other():
         assert not any(world.arena.view(0, s).any() for s in range(20) if s not in (4, 9, 5))
 
 
-def test_copy_04_pages_of_one_token():
+def test_COPY_04_pages_of_one_token():
     """COPY-04: sixteen one-token pages per block are sixteen regions; a layout that names only one is refused."""
     row = 96
     with DeviceWorld(page_bytes=(16 * row,), pages=8) as world:
@@ -140,7 +140,7 @@ def test_copy_04_pages_of_one_token():
 
 
 @pytest.mark.parametrize("number", [1, 2, 300])
-def test_copy_07_batch_attributes(sim, number):
+def test_COPY_07_batch_attributes(sim, number):
     """COPY-07: batches of any size carry attributes that a runtime can read per copy, with sources read in order."""
     with DeviceWorld(page_bytes=(64, 64), mode="dma", pages=512) as world:
         pages = [2 * p for p in shuffled(256)] if number > 2 else [9, 4][:number]
@@ -168,7 +168,7 @@ def test_batches_keep_to_the_cap(sim):
         assert "failures" not in world.copier.stats()
 
 
-def test_copy_09_batch_refused(sim):
+def test_COPY_09_batch_refused(sim):
     """COPY-09: where the driver refuses batches (801) there is one warning, and single copies move the same bytes."""
     sim.plant("batch_error", 801)
     with DeviceWorld(mode="dma") as world:
@@ -196,7 +196,7 @@ def test_neighbours_are_merged(sim):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", [1, 2, 80, 576, 656, 1152, 65537])
-def test_copy_13_row_sizes(size, mode):
+def test_COPY_13_row_sizes(size, mode):
     """COPY-13: rows of any size are exact; those that 16-byte words do not fit are counted as narrow."""
     with DeviceWorld(page_bytes=(size, size), mode=mode) as world:
         round_trip(world)
@@ -205,7 +205,7 @@ def test_copy_13_row_sizes(size, mode):
 
 
 @pytest.mark.parametrize("mode", ["auto", *MODES])
-def test_copy_14_a_hit_is_bytes(mode, tmp_path, monkeypatch):
+def test_COPY_14_a_hit_is_bytes(mode, tmp_path, monkeypatch):
     """COPY-14: in every mode, the one that is measured included, a load that ends OK has put its bytes in place."""
     monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
     monkeypatch.setattr(modes, "MEASURED_BYTES", 1 << 20)
@@ -213,7 +213,7 @@ def test_copy_14_a_hit_is_bytes(mode, tmp_path, monkeypatch):
         round_trip(world)
 
 
-def test_qnt_01_values_and_scales():
+def test_QNT_01_values_and_scales():
     """QNT-01: values and scales of a block come back into a fresh pool, both exact."""
     with DeviceWorld(page_bytes=(4096, 4096, 32, 32)) as world:
         world.paint(11, 5)
@@ -225,7 +225,7 @@ def test_qnt_01_values_and_scales():
         assert fresh.page(2) == fresh.content(5)
 
 
-def test_qnt_03_scales_are_part_of_the_block(sim):
+def test_QNT_03_scales_are_part_of_the_block(sim):
     """QNT-03: when only the copy of a block's scales fails the block has failed."""
     options = DeviceOptions(store_staging=8 << 20, batch_limit=1)
     with DeviceWorld(page_bytes=(4096, 32), mode="dma", options=options) as world:

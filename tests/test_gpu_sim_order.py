@@ -42,7 +42,7 @@ def producer(world, pages, value):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_order_01_store_reads_after_its_producer(sim, mode):
+def test_ORDER_01_store_reads_after_its_producer(sim, mode):
     """ORDER-01: pages painted by slow work of another stream are stored as painted, time after time, unsynchronised."""
     with DeviceWorld(mode=mode) as world:
         for turn in range(12):
@@ -56,7 +56,7 @@ def test_order_01_store_reads_after_its_producer(sim, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_order_01_record_shows_the_wait_first(sim, mode):
+def test_ORDER_01_record_shows_the_wait_first(sim, mode):
     """ORDER-01: the producer's event is waited for before the first read of a source, and sources are read in order."""
     with DeviceWorld(mode=mode) as world:
         point, _ = producer(world, range(4), 1)
@@ -74,7 +74,7 @@ def test_order_01_record_shows_the_wait_first(sim, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_order_01_load_writes_after_the_last_reader(sim, mode):
+def test_ORDER_01_load_writes_after_the_last_reader(sim, mode):
     """ORDER-01: a load into pages that slow work of another stream still uses comes after that work."""
     with DeviceWorld(mode=mode) as world:
         for slot in range(4):
@@ -87,7 +87,7 @@ def test_order_01_load_writes_after_the_last_reader(sim, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_order_04_pages_may_be_overwritten_right_after_submit(sim, mode):
+def test_ORDER_04_pages_may_be_overwritten_right_after_submit(sim, mode):
     """ORDER-04: what the engine's stream writes into the pages after a submit is never what was stored."""
     with DeviceWorld(mode=mode) as world:
         sim.plant("copy_delay_us", SLOW_US)

@@ -17,7 +17,7 @@ from kvoffload.errors import ConfigError
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import Inventory
 from kvoffload.models import MODELS, find_model
-from kvoffload.mover import NullMover
+from kvoffload.null_mover import NullMover
 from kvoffload.planner import Planner
 from kvoffload.replay.base import requests_of
 from kvoffload.replay.hybrid import replay_model
@@ -114,7 +114,7 @@ def test_long_sessions_keep_little_of_their_windows_and_lose_nothing_by_it() -> 
 
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [("gemma-3-27b", 1024), ("gpt-oss-120b", 576), ("qwen3-next-80b", 384), ("deepseek-v4", 60)],
+    [("gemma-3-27b", 1024), ("gpt-oss-120b", 576), ("qwen3-next-80b", 384), ("deepseek-v4", 16)],
 )
 def test_a_model_is_replayed_with_real_bytes(name: str, scale: int) -> None:
     """A synthetic trace over the groups of a model in half its working set: no wrong block, all slots accounted for."""
@@ -149,4 +149,12 @@ def test_models_have_the_bytes_per_token_of_their_configurations() -> None:
     assert found["gemma-3-27b"] == [10 * 8192, 52 * 8192]
     assert found["gpt-oss-120b"] == [18 * 2048, 18 * 2048]
     assert found["qwen3-next-80b"] == [12 * 2048, 36 * (2097152 + 49152) / 256]
-    assert found["deepseek-v4"] == [30 * 160, 30 * 32, 30 * 5, 60 * 640]
+    entry, carry = 448 + 2 * 64 + 8, 8 * 4 * (4 * 512 + 4 * 128)
+    for name, layers, per_4, per_128 in (("deepseek-v4", 43, 21, 20), ("deepseek-v4-pro", 61, 30, 31)):
+        assert found[name] == [
+            per_4 * entry / 4,
+            per_4 * 132 / 4,
+            per_128 * entry / 128,
+            layers * entry,
+            per_4 * carry / 256,
+        ]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvoffload.events import EventStream
 from kvoffload.index import ChangeKind, Code, EntryFlag, Index, Matcher
+from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import CopyFlag, Status
+from kvoffload.testing.event_reader import EventReader, visible
 from kvoffload.testing.index_model import IndexModel
 
 LAYOUTS = (
@@ -58,6 +62,9 @@ class IndexMachine(RuleBasedStateMachine):
         )
         self.jobs = []
         self.stamp, self.codes = 0, {}
+        groups = [CacheGroup(i, GroupKind(k), m, 64, lookback=b) for i, (k, m, b) in enumerate(layout)]
+        self.stream = EventStream(Layout(1, tuple(groups)), self.index, listed=3)
+        self.reader = EventReader(Layout(1, tuple(groups)))
         self.matchers = [Matcher(self.index) for _ in range(3)]
 
     def spans(self, data, path):
@@ -91,6 +98,7 @@ class IndexMachine(RuleBasedStateMachine):
         copies, *answer = self.index.offer(segment, keys, begins, ends, pages)
 
         self.began("store", copies)
+        self.stream.name_copies(SimpleNamespace(keys=keys), copies)
 
         assert tuple(answer) == self.model.offer(segment, keys, begins, ends, pages, copies)
 
@@ -116,11 +124,10 @@ class IndexMachine(RuleBasedStateMachine):
     def retire(self, data, path):
         segment, keys = self.segment(data), chain(path)
         begins, ends, _ = self.spans(data, path)
-        others = sorted(self.model.open - {segment})
-        into = data.draw(st.sampled_from(others)) if others and data.draw(st.booleans()) else None
-        count = self.index.retire(segment, keys, begins, ends, into)
+        call = data.draw(st.sampled_from(("retire", "supersede", "supersede")))
+        counts = [getattr(side, call)(segment, keys, begins, ends) for side in (self.index, self.model)]
 
-        assert count == self.model.retire(segment, keys, begins, ends, into)
+        assert counts[0] == counts[1]
 
     @rule(limit=st.integers(0, 4))
     def write(self, limit):
@@ -247,6 +254,12 @@ class IndexMachine(RuleBasedStateMachine):
                     assert code & (Code.HOST, Code.DISK)[c["tier"]] or not self.model.online
                 self.codes[name] = code
         assert {n: c for n, c in self.codes.items() if c} == {n: c for n, c in self.visible().items() if c}
+
+    @invariant()
+    def events_tell_what_is_visible(self):
+        self.reader.apply(self.stream.take(self.model.online))
+        if not self.stream.listing:
+            assert self.reader.places == visible(self.index, self.model.online)
 
     def teardown(self):
         """At idle nothing is pinned and every slot in use is visible."""

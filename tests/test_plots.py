@@ -13,8 +13,8 @@ from kvoffload.cli import app
 from kvoffload.errors import ConfigError
 from kvoffload.replay import plots
 from kvoffload.replay.base import Stored
-from kvoffload.replay.commands import Options, run_replay
 from kvoffload.replay.report import RequestCount, Setup, Tally
+from kvoffload.replay.run import Options, run_replay
 from kvoffload.traces.load import open_trace
 
 TRACE = "synth:sessions=2,seed=1,turns=6,max_context=20000"

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from kvoffload.cli import app
 from kvoffload.errors import TraceError
 from kvoffload.replay.base import requests_of
-from kvoffload.replay.commands import Options, run_replay
 from kvoffload.replay.compare import compare, gaps, run_policy
 from kvoffload.replay.oracle_lru import simulate
+from kvoffload.replay.run import Options, run_replay
 from kvoffload.replay.tiers import Capacity, Policies
 from kvoffload.traces.adversarial import GENERATORS, Adversary
 from kvoffload.traces.chain import ChainCheck

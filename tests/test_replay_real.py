@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from kvoffload.cli import app
 from kvoffload.errors import ConfigError
-from kvoffload.replay.commands import Options, run_replay
 from kvoffload.replay.driver import Engine
 from kvoffload.replay.oracle_lru import simulate
 from kvoffload.replay.report import Tally
+from kvoffload.replay.run import Options, run_replay
 from kvoffload.replay.sequential import replay_sequential
 from kvoffload.replay.tiers import Capacity, open_counting, replay_layout
 from kvoffload.testing.pool import PagePool

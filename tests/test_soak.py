@@ -19,6 +19,7 @@ from kvoffload.config import POLICIES, Config
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import Copies, JobKind
 from kvoffload.requests import Finished, RequestInfo
+from kvoffload.testing.event_reader import EventReader, visible
 from kvoffload.testing.faults import Fault, Op
 from kvoffload.testing.paint import paint, verify
 from kvoffload.testing.rig import Clock, Keys, Rig, Sizes, one_group
@@ -92,8 +93,10 @@ class World:
     zombies: list[tuple[set[int], Live]] = field(default_factory=list)
     running: dict[int, JobKind] = field(default_factory=dict)
     loaded: int = 0
+    reader: EventReader = field(init=False)
 
     def __post_init__(self) -> None:
+        self.reader = EventReader(self.rig.layout)
         self.free = [set(range(PAGES)) for _ in self.rig.layout.groups]
 
     # ---- pages ----
@@ -249,6 +252,11 @@ class World:
     def step(self) -> None:
         self.settle(self.rig.local.step())
         self.rig.planner.check_integrity()
+        self.reader.apply(self.rig.planner.take_events())
+        tiers = self.rig.planner._tiers
+        assert tiers is not None
+        online = all(self.rig.planner._disk_ok.values())
+        assert self.reader.places == visible(tiers.index, online), "events do not tell what is visible"
         if self.live and self.chance.random() < 0.1:
             self.check_bytes(self.chance.choice(list(self.live.values())))
 
@@ -300,7 +308,9 @@ def episode(path: Path, layout: Layout, seed: int, steps: int) -> int:
         disk_admission=chance.choice([1, 1, 2]),
         disk_write_budget=chance.choice([None, None, 1 << 20]),
     )
-    with Rig(sizes, layout, path, 2, config, [chaos], [chaos], chance.choice([None, 0, 1]), Clock()) as rig:
+    with Rig(
+        sizes, layout, path, 2, config, [chaos], [chaos], chance.choice([None, 0, 1]), Clock(), True
+    ) as rig:
         world = World(rig, chance)
         for number in range(steps):
             if number % 40 == 0:

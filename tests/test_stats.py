@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvoffload.events import Removed, Stored
-from kvoffload.keys import Chain, Namespace
 from kvoffload.metrics import exporter_for, to_text
 from kvoffload.stats import FAMILIES, NAMES, REASONS, Counters, Stats, TierUsage
 
@@ -193,30 +191,3 @@ def test_scrape_sees_the_present():
         seen.append(scraped(generate_latest(registry).decode())["kvoffload_produced_blocks_total", ()])
 
     assert seen == [4, 8, 12]
-
-
-def test_OBS_04_stored_event_has_what_a_router_needs():
-    """Key, parent, tokens, block size, group and medium of a block come from its chain, base blocks or larger."""
-    chain = Chain(Namespace("m", 4))
-    chain.extend(range(100, 119))
-    keys = [bytes(k) for k in chain.keys]
-
-    first = Stored.of(chain, 0, medium="host", group=0)
-    assert first == Stored("host", 0, keys[0], None, (100, 101, 102, 103), 4)
-    third = Stored.of(chain, 2, medium="disk", group=0)
-    assert (third.key, third.parent, third.tokens) == (keys[2], keys[1], (108, 109, 110, 111))
-    wide = Stored.of(chain, 1, medium="host", group=3, multiple=2)
-    assert (wide.key, wide.parent, wide.tokens_per_block) == (keys[3], keys[1], 8)
-    assert wide.tokens == tuple(range(108, 116))
-    for block, multiple in ((4, 1), (2, 2), (-1, 1)):
-        with pytest.raises(IndexError):
-            Stored.of(chain, block, medium="host", group=0, multiple=multiple)
-
-
-def test_events_are_values():
-    """Events compare by content and cannot be changed."""
-    event = Removed("host", 0, b"k" * 16)
-
-    assert event == Removed("host", 0, b"k" * 16) != replace(event, medium="disk")
-    with pytest.raises(FrozenInstanceError):
-        event.group = 1

@@ -3,8 +3,8 @@
     vllm serve MODEL --kv-transfer-config \\
         '{"kv_connector":"KVOffloadConnector","kv_role":"kv_both","kv_connector_extra_config":{"host_bytes":"64GiB"}}'
 
-The extra config is kvoffload's Config. vLLM finds the name through the entry point `vllm.general_plugins`; where plug-ins
-are switched off, "kv_connector_module_path":"kvoffload.connectors.vllm.connector" does the same.
+The extra config is kvoffload's Config. vLLM finds the name through the entry point `vllm.general_plugins`; where
+plug-ins are switched off, "kv_connector_module_path":"kvoffload.connectors.vllm.connector" does the same.
 """
 
 NAME = "KVOffloadConnector"

@@ -148,3 +148,26 @@ def adapter_of(request: Any) -> tuple[str, str] | None:
     """(name, revision) of the request's adapter: a LoRA is told from another by its path too."""
     lora = getattr(request, "lora_request", None)
     return None if lora is None else (str(lora.lora_name), str(getattr(lora, "lora_path", "")))
+
+
+def events_wanted(vllm_config: Any) -> bool:
+    """Whether the engine publishes KV events."""
+    events = getattr(vllm_config, "kv_events_config", None)
+    return bool(events is not None and events.enable_kv_cache_events)
+
+
+def block_stored(**fields: Any) -> Any:
+    """A BlockStored of those fields that this version knows."""
+    from vllm.distributed.kv_events import BlockStored
+
+    known = set(getattr(BlockStored, "__struct_fields__", fields))
+    return BlockStored(**{name: value for name, value in fields.items() if name in known})
+
+
+def spec_facts(spec: Any) -> tuple[str | None, int | None]:
+    """(kind, window) of a group as events say them."""
+    from vllm.v1 import kv_cache_interface
+
+    kind_of = getattr(kv_cache_interface, "get_kv_cache_spec_kind", None)
+    kind = None if kind_of is None else str(kind_of(spec).value)
+    return kind, getattr(spec, "sliding_window", None)

@@ -24,7 +24,9 @@ class OffloadStats(KVConnectorStats):
     "gauges" = values of now; "spent" = by "side|what" seconds."""
 
     @classmethod
-    def of(cls, counters: Mapping[str, int], gauges: Mapping[str, int], spent: Mapping[str, float]) -> OffloadStats:
+    def of(
+        cls, counters: Mapping[str, int], gauges: Mapping[str, int], spent: Mapping[str, float]
+    ) -> OffloadStats:
         return cls({"counters": dict(counters), "gauges": dict(gauges), "spent": dict(spent)})
 
     def reset(self) -> None:
@@ -43,7 +45,9 @@ class OffloadStats(KVConnectorStats):
 
     def reduce(self) -> dict[str, int | float]:
         """The counters that moved, for the log."""
-        moved = {name.rstrip("|").replace("|", "_"): n for name, n in self.data.get("counters", {}).items() if n}
+        moved = {
+            name.rstrip("|").replace("|", "_"): n for name, n in self.data.get("counters", {}).items() if n
+        }
         spent = {f"{name.replace('|', '_')}_s": round(s, 4) for name, s in self.data.get("spent", {}).items()}
         return {**moved, **spent}
 

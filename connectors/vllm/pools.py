@@ -61,7 +61,7 @@ def regions_of(layer: str, tensor: TensorLike, blocks: int) -> tuple[Region, ...
             dense *= size
         else:
             outer.append((stride, size))
-    if parts > 1 and strides[axis] == dense and not outer:
+    if parts > 1 and strides[axis] == dense:
         dense, parts, step = dense * parts, 1, strides[axis] * parts
     else:
         step = strides[axis] * parts
@@ -150,4 +150,6 @@ def _check(config: KVCacheConfig, groups: Sequence[CacheGroup]) -> None:
         if spec.host_resident:
             raise LayoutError(f"group {group.id} lives in host memory already; it cannot be offloaded")
     if all(g.transient for g in groups):
-        raise LayoutError("no group of this model has blocks that a prefix names; there is nothing to offload")
+        raise LayoutError(
+            "no group of this model has blocks that a prefix names; there is nothing to offload"
+        )

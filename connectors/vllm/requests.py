@@ -13,6 +13,7 @@ from kvoffload.keys import Adapter, Chain, KeyArray, Media, Namespace
 from kvoffload.requests import RequestInfo
 
 from .compat import adapter_of, media_of, session_of
+from .events import EventTranslator
 
 NULL_BLOCK = 0
 """vLLM's block of nothing: what a table holds where a window has passed."""
@@ -73,6 +74,28 @@ class GrownChain:
         return len(hashes) < known or bytes(hashes[known - 1][:16]) != self._chain.keys[known - 1].tobytes()
 
 
+class ToldChain(GrownChain):
+    """A GrownChain whose tokens and whole hashes KV events are to say."""
+
+    def __init__(self, namespace: Namespace, request: Any, events: EventTranslator) -> None:
+        super().__init__(namespace, request)
+        self._events = events
+        self._told = 0
+        self._ids = np.empty(0, np.uint32)
+
+    @property
+    def token_ids(self) -> NDArray[np.uint32]:
+        """(n,) uint32: those of the full blocks that the engine has hashed."""
+        hashes = self._request.block_hashes
+        if len(hashes) > self._told:
+            self._events.learn(hashes[self._told :])
+            self._told = len(hashes)
+            count = self._told * self._namespace.tokens_per_block
+            more = self._request.all_token_ids[len(self._ids) : count]
+            self._ids = np.concatenate([self._ids, np.array(more, np.uint32)])
+        return self._ids
+
+
 @dataclass(slots=True, eq=False)
 class Tracked:
     """One live request. Satisfies connector.EngineRequest.
@@ -94,11 +117,10 @@ class Tracked:
     short: bool = False
 
     @classmethod
-    def of(cls, request: Any, namespace: Namespace) -> Tracked:
+    def of(cls, request: Any, namespace: Namespace, events: EventTranslator | None = None) -> Tracked:
         session, agent = session_of(request)
-        return cls(
-            request, GrownChain(namespace, request), RequestInfo(request.request_id, session, agent)
-        )
+        chain = GrownChain(namespace, request) if events is None else ToldChain(namespace, request, events)
+        return cls(request, chain, RequestInfo(request.request_id, session, agent))
 
     @property
     def tokens(self) -> int:

@@ -21,6 +21,7 @@ from kvoffload.messages import Job, JobKind, Plans
 from kvoffload.planner import Planner
 from kvoffload.scheduler_side import PlannerConnector
 
+from .events import EventTranslator
 from .requests import LazyPages, Tracked, pages_of
 from .settings import Settings
 from .wire import Ended, Gap, Handshake, Report, StepPlans
@@ -34,8 +35,12 @@ REASONS = {"stop": "end_turn", "length": "length", "abort": "abort"}
 class SchedulerPart:
     """Before every worker has shaken hands, everything is a miss. Thread: the scheduler's."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: Settings, kv_cache_config: Any = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """kv_cache_config: vLLM's, needed where it publishes events."""
         self.settings = settings
+        self._events = EventTranslator(kv_cache_config) if settings.events else None
         self.core: PlannerConnector | None = None
         self._clock = clock
         self._namespace: Namespace | None = None
@@ -61,7 +66,8 @@ class SchedulerPart:
             raise ConfigError(f"the workers differ in what their blocks are made of: {sorted(facts)}")
         layout = joined([ranked[r].layout for r in range(settings.ranks)])
         self._namespace = first.namespace
-        self.core = PlannerConnector(Planner(layout, settings.config, ranks=settings.ranks, joined=True))
+        planner = Planner(layout, settings.config, ranks=settings.ranks, joined=True, events=settings.events)
+        self.core = PlannerConnector(planner)
         for rank in range(settings.ranks):
             self.core.attach(rank, ranked[rank].inventory)
         self._sync_allowed = sum(not g.transient for g in layout.groups) == 1 == len(layout.groups)
@@ -136,7 +142,8 @@ class SchedulerPart:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             assert self._namespace is not None
-            tracked = self._requests[request.request_id] = Tracked.of(request, self._namespace)
+            tracked = Tracked.of(request, self._namespace, self._events)
+            self._requests[request.request_id] = tracked
         return tracked
 
     def _preempted(self, tracked: Tracked) -> None:
@@ -224,3 +231,9 @@ class SchedulerPart:
     def reset(self) -> bool:
         """Forget every tier."""
         return self.core is None or self.core.reset()
+
+    def take_events(self) -> list[Any]:
+        """What became visible and what went away in the tiers, as vLLM's events; [] where it publishes none."""
+        if self.core is None or self._events is None:
+            return []
+        return self._events.translate(self.core.take_events())

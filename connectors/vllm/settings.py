@@ -10,19 +10,20 @@ from kvoffload.identity import namespace_of
 from kvoffload.keys import Namespace
 from kvoffload.layout import Layout
 
-from .compat import data_parallel_index, hash_name, refuse_unknown, weights_revision
+from .compat import data_parallel_index, events_wanted, hash_name, refuse_unknown, weights_revision
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """config: with model id and weights filled in. grid: (tensor, pipeline) parallel sizes. hash_name: the engine's
     hash algorithm, "" where kvoffload hashes token ids itself. instance: number of this engine among data-parallel
-    ones; each keeps tiers of its own."""
+    ones; each keeps tiers of its own. events: the engine publishes KV events."""
 
     config: Config
     grid: tuple[int, int]
     hash_name: str
     instance: int
+    events: bool = False
 
     @classmethod
     def of(cls, vllm_config: Any) -> Settings:
@@ -37,6 +38,7 @@ class Settings:
             (parallel.tensor_parallel_size, parallel.pipeline_parallel_size),
             hash_name(vllm_config),
             data_parallel_index(vllm_config),
+            events_wanted(vllm_config),
         )
 
     @property

@@ -1,7 +1,8 @@
 """The part in one worker: vLLM's calls in terms of a Mover.
 
 A step, in vLLM's order: start -> [the forward] -> save -> ended, errors, report. On a CPU stores are copied in `save`,
-so that vLLM may give any page back when the step ends; on a device they are ordered on the compute stream.
+so that vLLM may give any page back when the step ends; on a device they are ordered on the forward's stream, and the
+engine's thread waits only for loads that the forward needs.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from kvoffload.copying.base import CopyEngine
-from kvoffload.copying.cpu import CpuCopyEngine
 from kvoffload.layout import Layout, Pools
 from kvoffload.messages import Job, JobKind, Outcome, Plans, Status
 from kvoffload.mover import Mover
 from kvoffload.sizing import size_slabs
 from kvoffload.tiers.disk import DiskTier, rank_directory
 
+from .device import CpuDevice, StreamDevice, device_of
 from .settings import Settings
 from .wire import Gap, Handshake, Report, StepPlans
 
@@ -37,6 +37,7 @@ class WorkerPart:
         self._settings = settings
         self._rank = rank
         self._mover: Mover | None = None
+        self._device: CpuDevice | StreamDevice = CpuDevice()
         self._handshake: Handshake | None = None
         self._jobs: dict[int, Job] = {}
         self._sync: set[int] = set()
@@ -64,11 +65,9 @@ class WorkerPart:
         if config.disk_path is not None:
             path = rank_directory(config.disk_path, name.digest, settings.instance, self._rank)
             tier = DiskTier(path, layout, slabs.slab_bytes, slabs.disk, name.digest, checksum=config.checksum)
-        self._mover = Mover(self._rank, layout, slabs, self._copier(device), tier)
+        self._device = device_of(device)
+        self._mover = Mover(self._rank, layout, slabs, self._device.copier(config.copy_mode), tier)
         self._handshake = Handshake(layout, name, self._mover.register(pools))
-
-    def _copier(self, device: Any) -> CopyEngine:
-        return CpuCopyEngine()
 
     @property
     def handshake(self) -> Handshake | None:
@@ -89,7 +88,7 @@ class WorkerPart:
         plans = Plans(early, told.plans.cancels, told.plans.geometry, told.plans.reset_disk)
         if plans:
             self._jobs |= {job.id: job for job in early if job.kind is JobKind.LOAD}
-            self._mover.submit(plans)
+            self._mover.submit(plans, self._device.point() if early else None)
         if told.sync:
             self._sync.update(told.sync)
             self._wait(told.sync)
@@ -107,8 +106,11 @@ class WorkerPart:
             for job in stores:
                 status = np.full(len(job.copies), Status.NOT_DONE, np.uint8)
                 self._outcomes.append(Outcome(job.id, self._rank, status))
-        elif stores:
-            self._mover.submit(Plans(stores))
+            return
+        if not stores:
+            return
+        self._mover.submit(Plans(stores), self._device.point())
+        if not self._device.streams:
             self._wait([job.id for job in stores])
 
     def ended(self) -> tuple[set[str], set[str]]:

@@ -20,9 +20,10 @@ from kvoffload.bench.gpu_copy import bench_device_copy
 from kvoffload.bench.hash import bench_hash
 from kvoffload.bench.index import SMALL, bench_match, bench_match_groups
 from kvoffload.bench.planner import bench_planner
+from kvoffload.bench.requests import bench_requests
 from kvoffload.bench.retention import Case, Growth, bench_retention
 from kvoffload.bench.rows import Row
-from kvoffload.bench.show import retention_table, table
+from kvoffload.bench.show import requests_text, retention_table, table
 from kvoffload.bench.start import bench_start
 from kvoffload.bench.timing import ROUNDS
 from kvoffload.console import Json, bar, show
@@ -38,6 +39,8 @@ app = typer.Typer(
 QUICK_ROUNDS = 3
 MOVED, QUICK_MOVED = 256 << 20, 32 << 20
 """Bytes moved per measurement."""
+
+QUICK_REQUESTS = 20_000
 
 Quick = Annotated[bool, typer.Option("--quick", help="Smaller and fewer rounds: a look, no result to quote.")]
 Folder = Annotated[
@@ -58,6 +61,24 @@ def index(as_json: Json = False, quick: Quick = False) -> None:
         bench_planner(rounds=rounds),
     )
     _report("index", rows, rounds, as_json)
+
+
+@app.command()
+def requests(
+    count: Annotated[
+        int, typer.Option("--count", min=1, metavar="N", help="Requests; 20,000 with --quick.")
+    ] = 1_000_000,
+    as_json: Json = False,
+    quick: Quick = False,
+) -> None:
+    """Whole requests of 128 blocks through planner and index: how many a second, and in how much memory."""
+    count = min(count, QUICK_REQUESTS) if quick else count
+    with bar("bench requests", count) as advance:
+        found = bench_requests(count, advance)
+    if as_json:
+        typer.echo(json.dumps({"bench": "requests", **asdict(found), "met": found.met}))
+    else:
+        show(requests_text(found))
 
 
 @app.command("hash")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvoffload.config import Config
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import Inventory, JobKind
-from kvoffload.mover import NullMover
+from kvoffload.null_mover import NullMover
 from kvoffload.planner import Planner
 from kvoffload.requests import RequestInfo
 

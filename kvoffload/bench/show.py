@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from rich.console import Group
 from rich.table import Table
 
+from kvoffload.bench.planner import PROMPT, REQUEST_US
+from kvoffload.bench.requests import PART, Requests
 from kvoffload.bench.retention import BLOCK_BYTES, Grown, Growth
 from kvoffload.bench.rows import Row
 
@@ -68,6 +70,22 @@ def number(value: float) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def requests_text(found: Requests) -> str:
+    """What a run of requests gave, in lines of 80 columns."""
+    first, last, most = (n / 2**20 for n in found.resident)
+    each = found.per_request
+    return "\n".join(
+        (
+            f"bench requests: {found.count:,} requests of {PROMPT} blocks, planner and index, one core",
+            f"  requests/s    {found.per_second:,.0f} of CPU time, all together"
+            f" (target >= {1e6 / REQUEST_US:,.0f}: {'met' if found.met else 'MISSED'})",
+            f"  us a request  {each.median:.1f}, {each.low:.1f} to {each.high:.1f}, by parts of {PART:,} requests",
+            f"  blocks        {found.produced:,} new, {found.loaded:,} loaded from host",
+            f"  memory        {first:.1f} MiB before, {last:.1f} after, {most:.1f} at most (resident)",
+        )
+    )
 
 
 def retention_table(growth: Growth, found: Sequence[Grown]) -> Table:

@@ -25,6 +25,11 @@ class CopyEngine(ABC):
     Handles are small integers, used once: after `query` gave a result the handle is gone.
     """
 
+    @property
+    def streams(self) -> bool:
+        """Whether the device has streams, so that every copy needs the point of one behind which it may start."""
+        return False
+
     @abstractmethod
     def register(self, layout: Layout, pools: Pools, arena: HostArena) -> None:
         """Fix what pages and slots are. Raises LayoutError where page bytes and block bytes do not add up."""

@@ -5,6 +5,7 @@ Staged only: stores gather on the engine's stream and go out by DMA on another, 
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -83,6 +84,8 @@ class CupyCopyEngine(CopyEngine):
         self._jobs: dict[int, _Job] = {}
         self._next = 1
         self._staged = 0
+        self._issuing = threading.Lock()
+        """Held while copies are put into streams, and while host memory is unlocked."""
 
     # What PinnedArena asks of a runtime.
 
@@ -106,7 +109,25 @@ class CupyCopyEngine(CopyEngine):
     def host_unregister(self, base: int) -> None:
         runtime.hostUnregister(base)
 
+    # What it tells its user.
+
+    def add_pinned(self, base: int, bytes: int) -> None:
+        """Every copy lies in one slab, and so in one registration."""
+
+    def withdraw_pinned(self) -> None:
+        self._issuing.acquire()
+        with self.device:
+            for stream in self._streams.values():
+                stream.synchronize()
+
+    def forget_pinned(self) -> None:
+        self._issuing.release()
+
     # ---- CopyEngine ----
+
+    @property
+    def streams(self) -> bool:
+        return True
 
     def register(self, layout: Layout, pools: Pools, arena: HostArena) -> None:
         check_pools(layout, pools)
@@ -116,7 +137,7 @@ class CupyCopyEngine(CopyEngine):
             self._pieces = [cupy.asarray(_pieces(p).view(np.uint8)) for p in pools]
             self._buffer = cupy.cuda.alloc(max(CHUNK_BYTES, *(g.slot_bytes for g in layout.groups)))
             cupy.cuda.Device().synchronize()
-        self._pinned = PinnedArena(self, self.device.id, arena, lambda *_: None)
+        self._pinned = PinnedArena(self, self.device.id, arena, self)
 
     def submit(self, copies: Copies, direction: Direction, after: object) -> int:
         point = checked_point(after)
@@ -124,7 +145,7 @@ class CupyCopyEngine(CopyEngine):
             raise RuntimeError("register() comes before copies")
         layout, pools, arena = self._world
         job = _Job(np.empty(len(copies), np.uint8))
-        with self.device:
+        with self._issuing, self.device:
             waiting = point.stream if direction is Direction.TO_HOST else self._streams[direction].ptr
             runtime.streamWaitEvent(waiting, point.event)
             for placed in place(copies, direction, pools, arena, job.status):

@@ -73,6 +73,10 @@ class GpuCopyEngine(CopyEngine):
         self._copier: Copier | None = None
         self._pinned: PinnedArena | None = None
 
+    @property
+    def streams(self) -> bool:
+        return True
+
     def register(self, layout: Layout, pools: Pools, arena: HostArena) -> None:
         if len(pools) != len(layout.groups):
             raise LayoutError(
@@ -93,7 +97,7 @@ class GpuCopyEngine(CopyEngine):
             raise ConfigError(f"device {self._device} cannot be used: {error}") from error
         self._copier = copier
         self._pinned = PinnedArena(
-            self._module, self._device, arena, copier.add_pinned, chunk_bytes=self._options.pin_chunk
+            self._module, self._device, arena, copier, chunk_bytes=self._options.pin_chunk
         )
 
     def submit(self, copies: Copies, direction: Direction, after: object) -> int:

@@ -6,8 +6,8 @@ import logging
 import os
 import resource
 import threading
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from kvoffload.arena import HostArena, available_host_bytes
 from kvoffload.native import PinModule
@@ -18,12 +18,25 @@ CHUNK_BYTES = 32 << 30
 _log = logging.getLogger("kvoffload")
 
 
+class PinnedUser(Protocol):
+    """Who copies from and to the memory. All are called from the locking thread."""
+
+    def add_pinned(self, base: int, bytes: int) -> None:
+        """This range is locked from now on."""
+
+    def withdraw_pinned(self) -> None:
+        """Return once no copy uses locked memory; none may begin to before `forget_pinned`."""
+
+    def forget_pinned(self) -> None:
+        """Nothing is locked from now on."""
+
+
 class PinnedArena:
     """Page-locks an arena chunk by chunk on a thread of its own; what is not locked (yet) is copied from as it is.
 
     Chunks end on slab borders, so no slot lies in two. A failed call ends the locking: one message, no second try, and
-    what is locked stays locked. The thread runs on the CPUs of the device's memory node, so that pages first touched by
-    the locking lie there. Lifetime: close() before the arena is closed.
+    what was locked is unlocked again, for the machine is short of it. The thread runs on the CPUs of the device's
+    memory node, so that pages first touched by the locking lie there. Lifetime: close() before the arena is closed.
     """
 
     def __init__(
@@ -31,16 +44,16 @@ class PinnedArena:
         module: PinModule,
         device: int,
         arena: HostArena,
-        on_pinned: Callable[[int, int], None],
+        user: PinnedUser,
         *,
         chunk_bytes: int = CHUNK_BYTES,
         root: Path = Path("/"),
     ) -> None:
-        """on_pinned(address, bytes) is called from the thread. root: where /sys is found."""
+        """user: outlives the thread (`wait`, `close`). root: where /sys is found."""
         self._module = module
         self._device = device
         self._arena = arena
-        self._on_pinned = on_pinned
+        self._user = user
         self._chunk = max(chunk_bytes // arena.slab_bytes, 1) * arena.slab_bytes
         self._root = root
         self._stop = threading.Event()
@@ -59,9 +72,23 @@ class PinnedArena:
         """Unlock everything; waits for the call that is running. REQUIRES: no copy is running. Idempotent."""
         self._stop.set()
         self._thread.join()
-        for base in self._chunks:
+        self._unlock()
+
+    def _unlock(self) -> None:
+        """REQUIRES: no copy uses the memory."""
+        chunks, self._chunks, self.pinned_bytes = self._chunks, [], 0
+        for base in chunks:
             self._module.host_unregister(base)
-        self._chunks = []
+
+    def _undo(self) -> None:
+        """Unlock what was locked while copies may be running."""
+        self._user.withdraw_pinned()
+        try:
+            self._unlock()
+        except RuntimeError as error:
+            _log.warning("host memory could not be unlocked: %s", error)
+        finally:
+            self._user.forget_pinned()
 
     def _run(self) -> None:
         node = device_node(self._module.device_info(self._device)[1], self._root)
@@ -75,18 +102,21 @@ class PinnedArena:
             if error:
                 self.message = self._describe(nbytes, error)
                 _log.warning(self.message)
+                if self._chunks:
+                    self._undo()
                 return
             self._chunks.append(base)
             self.pinned_bytes += nbytes
-            self._on_pinned(base, nbytes)
+            self._user.add_pinned(base, nbytes)
 
     def _describe(self, nbytes: int, error: str) -> str:
         limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         locked = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
         return (
-            f"page-locking {nbytes} bytes of host memory failed ({error}); {self.pinned_bytes} of "
-            f"{self._arena.nbytes} bytes are locked, {available_host_bytes()} bytes of memory are available, the limit "
-            f"of locked memory (ulimit -l) is {locked}. Copies go on with memory that is not locked, more slowly; "
+            f"page-locking {nbytes} bytes of host memory failed ({error}) after {self.pinned_bytes} of "
+            f"{self._arena.nbytes} bytes, which are unlocked again; {available_host_bytes()} bytes of memory are "
+            f"available, the limit of locked memory (ulimit -l) is {locked}. Copies go on with memory that is not "
+            "locked, more slowly; "
             "lower host_bytes or raise the limit"
         )
 

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import json
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvoffload.errors import ConfigError, KVOffloadError
 from kvoffload.replay import compare
-from kvoffload.replay.base import ReplayRequest, requests_of
+from kvoffload.replay.base import requests_of
 from kvoffload.replay.cost import CostModel
-from kvoffload.replay.driver import Engine, StandstillError
-from kvoffload.replay.lanes import Lanes
+from kvoffload.replay.driver import StandstillError
 from kvoffload.replay.model_commands import play_model
-from kvoffload.replay.oracle_lru import simulate
 from kvoffload.replay.plots import plot, plot_sessions, prepare
-from kvoffload.replay.report import Report, Setup, Tally
-from kvoffload.replay.sequential import replay_sequential
+from kvoffload.replay.run import Options, distinct_blocks, run_replay
 from kvoffload.replay.session_commands import play_sessions
 from kvoffload.replay.session_run import SessionOptions
 from kvoffload.replay.sessions import Schedule
 from kvoffload.replay.show import table
 from kvoffload.replay.tiers import (
     Capacity,
-    LocalTiers,
     Policies,
-    open_counting,
-    open_moving,
-    replay_layout,
 )
-from kvoffload.testing.pool import PageMemory, PagePool, ScratchPool
 from kvoffload.traces.commands import BlockSize, Form, FormChoice, Json, Rekey, Source
 from kvoffload.traces.load import open_trace
 from kvoffload.traces.record import Trace
@@ -49,127 +35,6 @@ WRONG = 1
 UNUSABLE = 2
 """Exit codes: wrong bytes or a broken identity (also a standstill); arguments or input that cannot be
 used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What `kvoffload replay` was asked. lanes 0 = sequential; host_blocks None = no limit."""
-
-    lanes: int = 0
-    index_only: bool = False
-    block_bytes: int = 16 << 10
-    device_blocks: int = 0
-    host_blocks: int | None = None
-    disk_blocks: int = 0
-    disk_path: Path | None = None
-    check: bool = False
-    host_policy: str = "lru"
-    disk_policy: str = "lru"
-
-    def __post_init__(self) -> None:
-        if self.block_bytes < 1:
-            raise ConfigError(f"--block-bytes {self.block_bytes}: a block has at least 1 byte")
-        if self.disk_path is not None and self.index_only:
-            raise ConfigError("--disk-path with --index-only: no byte is written; leave one of them out")
-        if self.disk_path is not None and not self.disk_blocks:
-            raise ConfigError("--disk-path without --disk-blocks: say how many blocks the disk tier holds")
-        if self.check and self.lanes:
-            raise ConfigError("--check with --lanes: only --sequential is exact; leave one of them out")
-        if self.check and self.learns:
-            raise ConfigError(
-                "--check with a policy that learns: the oracle is an LRU; leave one of them out"
-            )
-
-    @property
-    def learns(self) -> bool:
-        """Some tier does not go by recency alone."""
-        return (self.host_policy, self.disk_policy) != ("lru", "lru")
-
-
-def run_replay(trace: Trace, options: Options, *, progress: bool = False) -> Report:
-    """Replay a trace. Raises ConfigError where it cannot run at all; wrong results are in the report."""
-    requests = requests_of(trace)
-    if not requests:
-        raise ConfigError(f"{trace.source}: no requests to replay")
-    setup = Setup(
-        trace=trace.name,
-        lanes=options.lanes,
-        index_only=options.index_only,
-        block_tokens=trace.block_tokens,
-        block_bytes=options.block_bytes,
-        rule=trace.partial_tail,
-        device_blocks=options.device_blocks,
-        host_blocks=options.host_blocks,
-        disk_blocks=options.disk_blocks,
-    )
-    with ExitStack() as stack:
-        tally = stack.enter_context(_progress(len(requests), shown=progress))
-        tiers, engine = _open(stack, trace, requests, options, tally)
-        begin = time.monotonic()
-        if options.lanes:
-            Lanes(engine, options.lanes).run(requests)
-        else:
-            replay_sequential(engine, requests)
-        seconds, stored = time.monotonic() - begin, tiers.stored()
-    oracle = None
-    if options.check:
-        sizes = (options.device_blocks, options.host_blocks, options.disk_blocks)
-        oracle = simulate((r.ids.tolist() for r in requests), sizes)
-    return tally.report(setup, stored, seconds, oracle)
-
-
-def _open(
-    stack: ExitStack, trace: Trace, requests: list[ReplayRequest], options: Options, tally: Tally
-) -> tuple[LocalTiers, Engine]:
-    """Pages and tiers; the stack releases them, threads before memory and memory before files."""
-    longest = max(len(r.ids) for r in requests)
-    pages = options.device_blocks or max(longest * max(options.lanes, 1), 1)
-    if longest > pages:
-        raise ConfigError(
-            f"the longest prompt of {trace.name} has {longest} blocks and the device {pages}:"
-            f" raise --device-blocks to at least {longest}"
-        )
-    capacity = Capacity(options.host_blocks or _distinct(requests), options.disk_blocks)
-    layout = replay_layout(trace.block_tokens, options.block_bytes)
-    times = [r.t for r in requests] if options.learns else ()
-    policies = Policies(options.host_policy, options.disk_policy, times)
-    memories = []
-    if options.index_only:
-        tiers = open_counting(layout, capacity, policies)
-    else:
-        path = options.disk_path
-        if path is None and options.disk_blocks:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvoffload-replay-")))
-        memories = [PageMemory(layout, [pages])]
-        tiers = open_moving(layout, capacity, memories[0], path, trace.namespace, policies)
-    stack.callback(tiers.close)
-    if options.check and tiers.stored().restored:
-        raise ConfigError(
-            f"--check over {options.disk_path}: it holds {tiers.stored().restored} blocks of an earlier"
-            " replay, and the oracle starts empty; clear it or give another --disk-path"
-        )
-    pool = PagePool(pages) if options.device_blocks else ScratchPool(pages)
-    return tiers, Engine(tiers, pool, memories, trace.block_tokens, tally)
-
-
-def _distinct(requests: list[ReplayRequest]) -> int:
-    """Blocks that a tier without limit comes to hold; at least 1."""
-    seen: set[int] = set()
-    for request in requests:
-        seen.update(request.ids.tolist())
-    return max(len(seen), 1)
-
-
-@contextmanager
-def _progress(requests: int, *, shown: bool) -> Iterator[Tally]:
-    """A tally that moves a bar on standard error, where that is a terminal and wanted."""
-    if not (shown and sys.stderr.isatty()):
-        yield Tally()
-        return
-    columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("replay", total=requests)
-        yield Tally(lambda: bar.advance(task))
 
 
 def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the parameters
@@ -197,7 +62,9 @@ def replay(  # noqa: PLR0913, PLR0917  typer reads the options from the paramete
     block_size: BlockSize = None,
     form: Form = FormChoice.auto,
     rekey: Rekey = False,
-    check: Annotated[bool, typer.Option("--check", help="Compare with a brute-force LRU.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with a brute-force LRU, and check identities 1-4.")
+    ] = False,
     host_policy: Annotated[
         str, typer.Option("--host-policy", metavar="P", help="lru, rri or rri-keep.")
     ] = "lru",
@@ -303,7 +170,11 @@ def _compare(trace: Trace, options: Options, sweep: str, *, as_json: bool) -> No
             "--compare counts blocks of one request after the other: leave --lanes, --sessions, --check out"
         )
     try:
-        sizes = [int(c) for c in sweep.split(",")] if sweep else [options.host_blocks or _distinct(requests)]
+        sizes = (
+            [int(c) for c in sweep.split(",")]
+            if sweep
+            else [options.host_blocks or distinct_blocks(requests)]
+        )
     except ValueError:
         raise ConfigError(f"--sweep {sweep}: give numbers of blocks, like 2000,5000") from None
     if min(sizes) < 1:
@@ -314,7 +185,9 @@ def _compare(trace: Trace, options: Options, sweep: str, *, as_json: bool) -> No
     if as_json:
         typer.echo(json.dumps([r.to_dict() for r in results]))
     else:
-        Console(width=100, highlight=False, markup=False).print(compare.table(results))
+        console = Console(width=100, highlight=False, markup=False)
+        console.print(compare.table(results))
+        console.print(compare.times(results))
 
 
 def _check_modes(*, sequential: bool, lanes: int, sessions: int, check: bool) -> None:

@@ -6,24 +6,21 @@ Requests start at the times of the trace, so that policies see its ages. A hit i
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from kvoffload.replay.base import ReplayRequest, Tiers
 from kvoffload.replay.optimum import Future
-from kvoffload.replay.report import percentile
+from kvoffload.replay.report import percentile, worst_decile
 from kvoffload.replay.tiers import Capacity, Policies, open_counting, replay_layout
 from kvoffload.requests import RequestInfo
 from kvoffload.testing.pool import Pages
-
-WORST_SHARE = 10
-"""The worst decile: the tenth of the sessions, at least one, with the lowest hit rates."""
 
 MICRO = 1e6
 
@@ -32,8 +29,8 @@ MICRO = 1e6
 class Result:
     """One policy at one capacity, in blocks. hits: (host, disk); stored: (host, disk); loads: blocks read, by tier.
 
-    worst: hit rate of the worst decile of sessions, taken together; None without sessions. micros_p50: planner time
-    of a request. learned: what the tiers' policies say of themselves.
+    worst: hit rate of the worst decile of sessions, taken together; None without sessions. micros: planner time of a
+    request, (p50, p90). learned: what the tiers' policies say of themselves.
     """
 
     name: str
@@ -43,7 +40,7 @@ class Result:
     hits: tuple[int, int]
     stored: tuple[int, int]
     worst: float | None
-    micros_p50: int = 0
+    micros: tuple[int, int] = (0, 0)
     learned: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -62,7 +59,7 @@ class Result:
             "hits": {"host": self.hits[0], "disk": self.hits[1]},
             "stored": {"host": self.stored[0], "disk": self.stored[1]},
             "worst_decile": self.worst,
-            "planner_us_p50": self.micros_p50,
+            "planner_us": {"p50": self.micros[0], "p90": self.micros[1]},
             "learned": self.learned,
         }
 
@@ -81,7 +78,7 @@ class Sequential:
         chain, pages = request.chain(), [self._pages[: len(request.ids)]]
         found = self._tiers.match(info, chain, 0)
         if found.boundary and not self._tiers.load(info, chain, found.boundary, pages).id:
-            found = replace(found, host=0, disk=0)
+            found = found._replace(host=0, disk=0)
         self._settle()
         cursor = -1
         while True:
@@ -111,8 +108,7 @@ def run_policy(
     """Replay all requests under these policies, whose times are taken from the requests."""
     policies = replace(policies, times=[r.t for r in requests])
     longest = max(len(r.ids) for r in requests)
-    sessions: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    hits, micros = [0, 0], []
+    hits, micros, counts = [0, 0], [], []
     with closing(open_counting(replay_layout(block_tokens, 1), capacity, policies)) as tiers:
         run = Sequential(tiers, block_tokens, np.arange(longest, dtype=np.int32))
         for request in requests:
@@ -120,8 +116,7 @@ def run_policy(
             found = run.replay(request, finish_reason=finish_reason)
             micros.append(round(MICRO * (time.perf_counter() - begin)))
             hits = [hits[0] + found[0], hits[1] + found[1]]
-            if request.session:
-                _count(sessions[request.session], sum(found), len(request.ids))
+            counts.append((request.session, sum(found), len(request.ids)))
         stored, learned = tiers.stored(), dict(tiers.local.planner.stats().policies)
     return Result(
         name=policies.host if not capacity.disk else f"{policies.host}/{policies.disk}",
@@ -130,8 +125,8 @@ def run_policy(
         total=sum(len(r.ids) for r in requests),
         hits=(hits[0], hits[1]),
         stored=(stored.host, stored.disk),
-        worst=_worst(sessions.values()),
-        micros_p50=percentile(micros, 50),
+        worst=worst_decile(counts),
+        micros=(percentile(micros, 50), percentile(micros, 90)),
         learned={tier: table for tier, table in learned.items() if table["classes"]},
     )
 
@@ -139,12 +134,8 @@ def run_policy(
 def run_optimum(requests: Sequence[ReplayRequest], future: Future, capacity: Capacity) -> Result:
     """The most hits that one tier of the host's size can give."""
     best = future.optimum(capacity.host)
-    sessions: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for request, hits in zip(requests, best.hits, strict=True):
-        if request.session:
-            _count(sessions[request.session], hits, len(request.ids))
     total = sum(len(r.ids) for r in requests)
-    worst = _worst(sessions.values())
+    worst = worst_decile((r.session, hits, len(r.ids)) for r, hits in zip(requests, best.hits, strict=True))
     return Result("optimum", capacity.host, 0, total, (best.total, 0), (best.written, 0), worst)
 
 
@@ -160,9 +151,23 @@ def compare(
         yield run_optimum(requests, future, capacity)
 
 
+LEGEND = (
+    "hits: % of all blocks. gap: how much of the way from the hits of LRU in host to the optimum's is gone. worst 10%:"
+    " hits of the tenth of the sessions that fare worst. p50 us: planner time of a request. stored, on disk: blocks"
+    " written."
+)
+
+
 def table(results: Sequence[Result]) -> Table:
-    """For people, within 100 columns."""
-    grid = Table(title="policies side by side, in blocks")
+    """For people, within 80 columns."""
+    grid = Table(
+        title="policies side by side, in blocks",
+        caption=LEGEND,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0,
+        width=80,
+    )
     for name in (
         "policy",
         "host",
@@ -173,7 +178,6 @@ def table(results: Sequence[Result]) -> Table:
         "stored",
         "on disk",
         "worst 10%",
-        "p50 us",
     ):
         grid.add_column(name, justify="left" if name == "policy" else "right")
     for result, closed in zip(results, gaps(results), strict=True):
@@ -187,7 +191,29 @@ def table(results: Sequence[Result]) -> Table:
             f"{result.stored[0]:,}",
             f"{result.stored[1]:,}",
             "-" if result.worst is None else f"{100 * result.worst:.2f}%",
-            f"{result.micros_p50:,}" if result.micros_p50 else "-",
+        )
+    return grid
+
+
+def times(results: Sequence[Result]) -> Table:
+    """What the planner takes per request, and what learning takes beside it."""
+    grid = Table(title="planner time per request; of it, rebuilds; state")
+    for name in ("policy", "host", "p50 us", "p90 us", "rebuilds", "us each", "state"):
+        grid.add_column(name, justify="left" if name == "policy" else "right")
+    for result in results:
+        if not result.micros[0]:
+            continue
+        learned = list(result.learned.values())
+        rebuilds = sum(t["rebuilds"] for t in learned)
+        micros = MICRO * sum(t["rebuild_seconds"] for t in learned)
+        grid.add_row(
+            result.name,
+            f"{result.host_blocks:,}",
+            f"{result.micros[0]:,}",
+            f"{result.micros[1]:,}",
+            f"{rebuilds:,}" if learned else "-",
+            f"{micros / rebuilds:.0f}" if rebuilds else "-",
+            f"{max(t['memory_bytes'] for t in learned) / 2**20:.1f} MiB" if learned else "-",
         )
     return grid
 
@@ -199,15 +225,3 @@ def gaps(results: Sequence[Result]) -> list[float | None]:
         room = best.hits[0] - lru.hits[0]
         shares += [None, (other.hits[0] - lru.hits[0]) / room if room else None, None]
     return shares
-
-
-def _count(session: list[int], hits: int, blocks: int) -> None:
-    session[0] += hits
-    session[1] += blocks
-
-
-def _worst(sessions: Iterable[list[int]]) -> float | None:
-    """Hits over blocks of the tenth of the sessions that fare worst."""
-    rates = sorted((hits / blocks, hits, blocks) for hits, blocks in sessions if blocks)
-    worst = rates[: max(1, len(rates) // WORST_SHARE)]
-    return sum(w[1] for w in worst) / sum(w[2] for w in worst) if worst else None

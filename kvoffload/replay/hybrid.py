@@ -20,7 +20,8 @@ from kvoffload.local import Local, MoverLike
 from kvoffload.memory import read_memory
 from kvoffload.messages import Inventory, JobKind, Outcome, Plans
 from kvoffload.models import Model
-from kvoffload.mover import Mover, NullMover
+from kvoffload.mover import Mover
+from kvoffload.null_mover import NullMover
 from kvoffload.planner import Planner
 from kvoffload.replay.base import ReplayRequest, TraceChain
 from kvoffload.requests import RequestInfo
@@ -162,7 +163,7 @@ class _Counting:
         self._inner = inner
         self.stored = np.zeros(groups, np.int64)
 
-    def submit(self, plans: Plans) -> None:
+    def submit(self, plans: Plans, after: object = None) -> None:
         for job in plans.jobs:
             if job.kind is JobKind.STORE:
                 self.stored += np.bincount(job.copies["group"], minlength=len(self.stored))

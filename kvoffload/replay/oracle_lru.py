@@ -73,3 +73,25 @@ def simulate(requests: Iterable[Sequence[Hashable]], capacities: Sequence[int | 
         for t, held in enumerate(tiers):
             inserted[t] += held.touch(blocks)
     return OracleResult(count, total, len(seen), tuple(hits), total - sum(hits), tuple(inserted))
+
+
+def victim_hits(requests: Iterable[Sequence[Hashable]], first: int, second: int) -> int:
+    """Blocks that two tiers hit where the second holds only what the first has given up.
+
+    A block found in the second one leaves it for the first. Each request's blocks are touched last first, then the
+    first tier gives up what is too much, oldest first, and after it the second.
+    """
+    upper: OrderedDict[Hashable, None] = OrderedDict()
+    lower: OrderedDict[Hashable, None] = OrderedDict()
+    hits = 0
+    for blocks in requests:
+        hits += next((i for i, b in enumerate(blocks) if b not in upper and b not in lower), len(blocks))
+        for block in reversed(blocks):
+            lower.pop(block, None)
+            upper[block] = None
+            upper.move_to_end(block)
+        for _ in range(len(upper) - first):
+            lower[upper.popitem(last=False)[0]] = None
+        for _ in range(len(lower) - second):
+            lower.popitem(last=False)
+    return hits

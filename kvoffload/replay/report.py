@@ -6,6 +6,7 @@ What each figure means is in docs/replay.md.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -18,6 +19,8 @@ from kvoffload.traces.record import Ids
 TIERS = ("hbm", "host", "disk")
 SERIES_PARTS = 20
 SAMPLES = 5
+WORST_SHARE = 10
+"""The worst decile: the tenth of the sessions, at least one, with the lowest hit rates."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +70,12 @@ class Tally:
             self._samples.append(where)
 
     def report(
-        self, setup: Setup, stored: Stored, seconds: float, oracle: OracleResult | None = None
+        self,
+        setup: Setup,
+        stored: Stored,
+        seconds: float,
+        oracle: OracleResult | None = None,
+        unequal: Sequence[str] | None = None,
     ) -> Report:
         """Everything so far. REQUIRES: the replay has drained."""
         counts = self._counts
@@ -97,6 +105,7 @@ class Tally:
             written=tuple(written),
             seconds=seconds,
             oracle=oracle,
+            unequal=None if unequal is None else tuple(unequal),
         )
 
 
@@ -136,8 +145,9 @@ class Report:
     """Results of one replay, in blocks unless a name says otherwise; tuples of three are by TIERS.
 
     offered: blocks that store jobs took from the device, all requests. oracle: the brute-force answer, where
-    one was asked for. series: (hbm, host, disk, all blocks) of each twentieth of the requests. written: blocks that
-    the store jobs of each request took from the device, in the order in which they finished.
+    one was asked for; unequal: identities 1 to 4 that other replays of the trace do not bear out, None = not asked.
+    series: (hbm, host, disk, all blocks) of each twentieth of the requests. written: blocks that the store jobs of each
+    request took from the device, in the order in which they finished.
     """
 
     setup: Setup
@@ -161,6 +171,12 @@ class Report:
     written: tuple[int, ...]
     seconds: float
     oracle: OracleResult | None = None
+    unequal: tuple[str, ...] | None = None
+
+    @property
+    def stored_by_tier(self) -> tuple[int, int]:
+        """(host, disk)."""
+        return self.stored.host, self.stored.disk
 
     @property
     def ok(self) -> bool:
@@ -190,7 +206,7 @@ class Report:
             right = (self.oracle.total, *self.oracle.hits, self.oracle.produced)
             mine = (self.total, *self.hits[: len(self.oracle.hits)], self.produced)
             checks.append((mine == right, f"(total, hits, produced) {mine} are not the oracle's {right}"))
-        return [text for holds, text in checks if not holds]
+        return [text for holds, text in checks if not holds] + list(self.unequal or ())
 
     def amplification(self) -> tuple[float, float]:
         """(host, disk) blocks stored per distinct block."""
@@ -224,3 +240,16 @@ def percentile(values: Sequence[int], percent: int) -> int:
 
 def _ratio(a: int, b: int) -> float:
     return a / b if b else 0.0
+
+
+def worst_decile(requests: Iterable[tuple[str, int, int]]) -> float | None:
+    """From (session, hits, of how many) by request: hits over all of the tenth of the sessions, at least one, that
+    fare worst; None without sessions."""
+    sessions: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for session, hits, count in requests:
+        if session:
+            sessions[session][0] += hits
+            sessions[session][1] += count
+    rates = sorted((hits / count, hits, count) for hits, count in sessions.values() if count)
+    worst = rates[: max(1, len(rates) // WORST_SHARE)]
+    return sum(w[1] for w in worst) / sum(w[2] for w in worst) if worst else None

@@ -5,11 +5,12 @@ What each figure means is in docs/replay.md. Times are virtual seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from kvoffload.replay.report import percentile
+from kvoffload.replay.bracket import Bracket, Each, between, broken
+from kvoffload.replay.report import percentile, worst_decile
 from kvoffload.testing.engine import Sequence as Request
 
 PERCENTS = (50, 90, 99)
@@ -42,7 +43,9 @@ class Figures:
     slow end (speed[1]: nine in ten are faster). moved: modelled bytes by channel. blocks: full blocks of all requests,
     answers included; new: those that no request before had. stored: blocks by tier; counts: the planner's counters,
     in blocks. per_turn: modelled bytes stored per request, p50 and p90. working_set: by seconds, the most blocks
-    touched in one such span, each counted once. growth: (seconds, new blocks so far).
+    touched in one such span, each counted once. growth: (seconds, new blocks so far). worst: share of prompt tokens
+    hit of the tenth of the sessions that fare worst; None without sessions. unkept: what the index says of itself at
+    the end and must not, in words.
     """
 
     name: str
@@ -69,9 +72,12 @@ class Figures:
     failed_loads: int = 0
     mismatches: int = 0
     samples: tuple[str, ...] = ()
+    worst: float | None = None
+    unkept: tuple[str, ...] = ()
     wall_s: float = 0.0
     ttfts: tuple[float, ...] = ()
     series: tuple[tuple[float, int, int, int, int], ...] = ()
+    each: tuple[Each, ...] = field(default=(), repr=False)
 
     @property
     def output_rate(self) -> float:
@@ -102,8 +108,8 @@ class Figures:
         return _ratio(spared, spared + self.stored.get("host", 0))
 
     def broken(self) -> list[str]:
-        """Identities that do not hold: hits + computed = prompt tokens, and nothing is negative."""
-        found = []
+        """Identities that do not hold: hits + computed = prompt tokens, nothing is negative, no slot is lost."""
+        found = [f"{self.name}: {text}" for text in self.unkept]
         if sum(self.hits) + self.made != self.prompt:
             found.append(
                 f"{self.name}: hits {sum(self.hits)} + computed {self.made} are not the {self.prompt} prompt tokens"
@@ -113,7 +119,8 @@ class Figures:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        body = asdict(self)
+        body = asdict(replace(self, each=()))
+        del body["each"]
         body["hits"] = dict(zip(("hbm", "host", "disk"), self.hits, strict=True))
         for name in ("ttft", "speed"):
             body[name] = {f"p{p}": v for p, v in zip(PERCENTS, body[name], strict=True)}
@@ -159,10 +166,17 @@ def figures(name: str, requests: Sequence[Request], seconds: float, written: Wri
         stored=written.stored,
         dropped=written.dropped,
         counts=written.counts,
+        worst=worst_decile((r.info.session, sum(h), r.prompt) for r, h in zip(requests, hits, strict=True)),
         ttfts=tuple(round(t, 6) for t in ttft),
         series=_series(requests),
+        each=tuple(_each(r) for r in requests),
         **more,
     )
+
+
+def _each(request: Request) -> Each:
+    ttft = 0.0 if request.first is None else request.first - request.arrived
+    return Each(request.prompt_made, request.prefill_s, ttft, _speed(request) if request.output > 1 else 0.0)
 
 
 def _speed(request: Request) -> float:
@@ -189,12 +203,26 @@ def _series(requests: Sequence[Request]) -> tuple[tuple[float, int, int, int, in
     return tuple(rows)  # type: ignore[arg-type]
 
 
+BRACKETED: dict[str, Callable[[Figures], float]] = {
+    "seconds": lambda r: r.seconds,
+    "hits": lambda r: sum(r.hits),
+    "computed": lambda r: r.made,
+    "prefill": lambda r: r.prefill_s,
+    **{f"TTFT p{p}": lambda r, i=i: r.ttft[i] for i, p in enumerate(PERCENTS)},  # type: ignore[misc]
+    **{f"tokens/s per user p{p}": lambda r, i=i: r.speed[i] for i, p in enumerate(PERCENTS)},  # type: ignore[misc]
+    "answer tokens/s": lambda r: r.output_rate,
+    "all tokens/s": lambda r: r.total_rate,
+}
+"""Figures that one would look for between those of no offload and of an infinite cache."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionReport:
-    """A replay and its controls; the first of `runs` is the replay itself."""
+    """A replay and its controls; the first of `runs` is the replay itself. alone: the same requests one by one."""
 
     setup: SessionSetup
     runs: tuple[Figures, ...]
+    alone: tuple[Bracket, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -202,13 +230,26 @@ class SessionReport:
 
     def broken(self) -> list[str]:
         """Identities that do not hold, in words."""
-        return [text for run in self.runs for text in run.broken()]
+        return [text for run in self.runs for text in run.broken()] + broken(self.alone)
+
+    def outside(self) -> list[str]:
+        """Figures of the closed loop that do not lie between those of the controls; () without controls."""
+        runs = {run.name: run for run in self.runs}
+        if not {"no offload", "infinite"} <= runs.keys():
+            return []
+        none, best = runs["no offload"], runs["infinite"]
+        mine = self.runs[0]
+        return [
+            name for name, value in BRACKETED.items() if not between(value(none), value(mine), value(best))
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, fit for JSON."""
         return {
             "setup": asdict(self.setup),
             "runs": [run.to_dict() for run in self.runs],
+            "one_by_one": [row.to_dict() for row in self.alone],
+            "outside": self.outside(),
             "broken": self.broken(),
             "ok": self.ok,
         }

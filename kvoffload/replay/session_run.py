@@ -13,6 +13,7 @@ from pathlib import Path
 from kvoffload.connector import SchedulerConnector, WorkerConnector
 from kvoffload.errors import ConfigError
 from kvoffload.planner import Planner
+from kvoffload.replay.bracket import CONTROLS, Bracket, brackets, in_one_row
 from kvoffload.replay.cost import Channels, CostModel
 from kvoffload.replay.report import percentile
 from kvoffload.replay.session_report import Figures, SessionReport, SessionSetup, Written, figures
@@ -90,11 +91,20 @@ class World:
 class SessionRuns:
     """Builds and plays the runs of one report."""
 
-    def __init__(self, trace: Trace, options: SessionOptions, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        options: SessionOptions,
+        progress: Callable[[str], None],
+        trees: list[Tree] | None = None,
+        label: str = "",
+    ) -> None:
+        """trees: what is played, the sessions of the trace without it. label: before the names that progress gets."""
         self._trace = trace
         self._options = options
         self._progress = progress
-        self._trees = trees_of(trace)
+        self._label = label
+        self._trees = trees_of(trace) if trees is None else trees
         self._pages = _pages(self._trees, trace.block_tokens, options)
         self._all = _all_blocks(self._trees, trace.block_tokens, options.schedule)
 
@@ -109,11 +119,21 @@ class SessionRuns:
                 world = self._world(Capacity(self._all, 0), free, stack)
             else:
                 host = options.host_blocks or self._all
-                real = name == RUNS[0] and not options.index_only
+                real = name in (RUNS[0], LRU_RUN) and not options.index_only
                 policies = Policies(*options.policies) if name == RUNS[0] else LRU
-                world = self._world(Capacity(host, options.disk_blocks), cost, stack, policies, real=real)
+                path = options.disk_path if name == RUNS[0] else None
+                capacity = Capacity(host, options.disk_blocks)
+                world = self._world(capacity, cost, stack, policies, path, real=real)
             stack.callback(world.engine.close)
             return self._measure(name, world)
+
+    def alone(self) -> tuple[Bracket, ...]:
+        """The requests one by one, in the order of the trace, with and without offload and with an infinite cache."""
+        options = replace(
+            self._options, schedule=Schedule(1, 0.0), index_only=True, device_blocks=self._pages
+        )
+        row = SessionRuns(self._trace, options, self._progress, [in_one_row(self._trees)], "one by one, ")
+        return brackets([row.play(name).each for name in CONTROLS])
 
     def _world(
         self,
@@ -121,9 +141,11 @@ class SessionRuns:
         cost: CostModel,
         stack: ExitStack,
         policies: Policies = LRU,
+        path: Path | None = None,
         *,
         real: bool = False,
     ) -> World:
+        """path: where the disk tier lies; a temporary folder without it."""
         options, clock = self._options, Clock()
         layout = replay_layout(self._trace.block_tokens, options.block_bytes)
         channels = Channels(cost, cost.kv_bytes * self._trace.block_tokens)
@@ -133,7 +155,6 @@ class SessionRuns:
         planner = mover = None
         if capacity is not None:
             if real:
-                path = options.disk_path
                 if path is None and capacity.disk:
                     path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvoffload-replay-")))
                 planner, inner = moving_parts(
@@ -184,6 +205,7 @@ class SessionRuns:
             failed_loads=world.engine.totals.failed_loads,
             mismatches=world.engine.device.mismatches,
             samples=tuple(world.engine.device.samples),
+            unkept=_unkept(world, drained=self._options.schedule.window_s == 0),
             wall_s=time.monotonic() - begin,
         )
 
@@ -192,7 +214,7 @@ class SessionRuns:
 
         def after(seq: Sequence, measured: bool) -> None:
             if measured:
-                self._progress(name)
+                self._progress(self._label + name)
             blocks = seq.computed // self._trace.block_tokens
             log.add(world.engine.clock.now, seq.chain.keys[:blocks])
             if name == "rewrite all":
@@ -201,6 +223,20 @@ class SessionRuns:
                     world.channels.move("write", blocks, world.engine.clock.now)
 
         return after
+
+
+def _unkept(world: World, *, drained: bool) -> tuple[str, ...]:
+    """What does not hold in the index at the end; with every job ended, no slot is pinned either."""
+    if world.planner is None:
+        return ()
+    found = []
+    try:
+        world.planner.check_integrity()
+    except RuntimeError as error:
+        found.append(str(error))
+    if drained and world.planner.idle and world.planner.pinned():
+        found.append(f"{world.planner.pinned()} slots are pinned although no job runs")
+    return tuple(found)
 
 
 def run_sessions(
@@ -221,7 +257,8 @@ def run_sessions(
         disk_blocks=options.disk_blocks,
         cost=options.cost.to_dict(),
     )
-    return SessionReport(setup, tuple(runs.play(name) for name in options.runs))
+    played = tuple(runs.play(name) for name in options.runs)
+    return SessionReport(setup, played, runs.alone() if options.controls else ())
 
 
 def _pages(trees: list[Tree], size: int, options: SessionOptions) -> int:

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.console import Group
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
 from rich.table import Table
 
+from kvoffload.replay.bracket import CONTROLS
 from kvoffload.replay.session_report import PERCENTS, Figures, SessionReport
 from kvoffload.replay.show import as_bytes, as_percent
-
-SHORT = {
-    "offload": "offload",
-    "offload lru": "lru",
-    "no offload": "none",
-    "infinite": "infinite",
-    "rewrite all": "rewrite",
-}
+from kvoffload.traces.synth_spec import shown
 
 
 def session_table(report: SessionReport) -> Group:
     """The report for people, within 80 columns: the replay and its controls side by side."""
     setup = report.setup
-    title = f"{setup.sessions} live sessions of {setup.trace}"
-    grid = Table(title=title if len(title) <= 76 else f"{setup.sessions} live sessions", width=78)
+    title = f"{setup.sessions} live sessions of {shown(setup.trace)}"
+    grid = Table(
+        title=title if len(title) <= 76 else f"{setup.sessions} live sessions",
+        width=78,
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
     grid.add_column("virtual time")
     for run in report.runs:
-        grid.add_column(SHORT[run.name], justify="right")
+        grid.add_column(run.name, justify="right")
     for name, value in _rows():
         grid.add_row(name, *(value(run) for run in report.runs))
     sizes = (
@@ -36,9 +36,42 @@ def session_table(report: SessionReport) -> Group:
     )
     spans = report.runs[0].working_set.items()
     sets = "working set, blocks: " + ", ".join(f"{blocks:,} in {span} s" for span, blocks in spans)
+    parts: list[RenderableType] = [grid, sizes, sets]
+    if report.alone:
+        parts += [_outside(report), "", _alone(report)]
     notes = [f"broken: {text}" for text in report.broken()]
     notes += [f"wrong bytes: {text}" for run in report.runs for text in run.samples]
-    return Group(grid, sizes, sets, *notes)
+    return Group(*parts, *notes)
+
+
+def _outside(report: SessionReport) -> str:
+    """What of the closed loop is not between its controls, and why that may be."""
+    names = report.outside()
+    if not names:
+        return "Every figure of this run lies between those of no offload and infinite."
+    return (
+        f"Not between no offload and infinite in this run: {', '.join(names)}. Who is answered sooner asks sooner: more"
+        " users are then at work at once. Below, the same requests without that."
+    )
+
+
+def _alone(report: SessionReport) -> Table:
+    """The bracket that must hold, of every request."""
+    grid = Table(
+        title="the same requests one by one, in the order of the trace", width=78, box=SIMPLE_HEAD, padding=0
+    )
+    grid.add_column("of each request")
+    for name in CONTROLS:
+        grid.add_column(name, justify="right")
+    grid.add_column("outside", justify="right")
+    for row in report.alone:
+        digits = 0 if row.name == "computed tokens" else 1 if row.name == "tokens/s" else 3
+        for place, which in enumerate(("p50", "p90", "p99", "sum")):
+            if row.name == "tokens/s" and which == "sum":
+                continue
+            cells = [f"{values[place]:,.{digits}f}" for values in row.values]
+            grid.add_row(f"{row.name}, {which}", *cells, "" if place else str(row.outside))
+    return grid
 
 
 def _rows() -> list[tuple[str, Callable[[Figures], str]]]:
@@ -48,6 +81,9 @@ def _rows() -> list[tuple[str, Callable[[Figures], str]]]:
     ]
     for tier, name in enumerate(("HBM", "host", "disk")):
         rows.append((f"hits {name}, % of prompt", lambda r, tier=tier: as_percent(r.hits[tier], r.prompt)))  # type: ignore[misc]
+    rows.append(
+        ("hits, worst tenth of sessions", lambda r: "-" if r.worst is None else f"{100 * r.worst:.2f}%")
+    )
     rows.append(("computed, % of prompt", lambda r: as_percent(r.made, r.prompt)))
     rows.append(("prefill, s", lambda r: f"{r.prefill_s:,.1f}"))
     for place, percent in enumerate(PERCENTS):

@@ -25,7 +25,8 @@ from kvoffload.layout import (
 from kvoffload.local import Local, MoverLike
 from kvoffload.memory import read_memory
 from kvoffload.messages import Inventory
-from kvoffload.mover import Mover, NullMover
+from kvoffload.mover import Mover
+from kvoffload.null_mover import NullMover
 from kvoffload.planner import ExactSlots, Planner
 from kvoffload.replay.base import Backlog, Stored, Tiers
 from kvoffload.requests import ChainLike, Finished, LoadPlan, Match, Offer, RequestInfo

@@ -122,7 +122,7 @@ class CopySuite(ABC):
                 assert changed == [0, 9]
 
     @pytest.mark.parametrize("border", [2**31, 2**32])
-    def test_pages_above(self, engine: CopyEngine, border: int) -> None:
+    def test_COPY_06_pages_above(self, engine: CopyEngine, border: int) -> None:
         """A page that begins above 2 or 4 GiB of its region moves exactly, both ways."""
         stride, block = border // 70_000 + 64, 70_000
         memory = self.make_memory(stride * (block + 1))

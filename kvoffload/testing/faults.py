@@ -214,6 +214,10 @@ class FaultyEngine(CopyEngine):
         self._calls: dict[int, _EngineCall] = {}
         self._numbers = itertools.count(1)  # several threads of a mover submit
 
+    @property
+    def streams(self) -> bool:
+        return self._inner.streams
+
     def register(self, layout: Layout, pools: Pools, arena: HostArena) -> None:
         self._inner.register(layout, pools, arena)
 

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from kvoffload.index import EntryFlag as F
 from kvoffload.messages import CopyFlag, Status
-from kvoffload.testing.index_state import DISK, HOST, Block, IndexState, Place
+from kvoffload.testing.index_room import RoomModel
+from kvoffload.testing.index_state import DISK, HOST, SUPERSEDED, Block, Place
 
 Keys = NDArray[np.uint8]
 Copies = NDArray[np.void]
 
 
-class StoreModel(IndexState):
+class StoreModel(RoomModel):
     """Offers, writes and whole-index calls. Methods mirror Index; `given` is what the index answered."""
 
     # Batches.
@@ -164,34 +165,38 @@ class StoreModel(IndexState):
     # Retention.
 
     def retire(
-        self,
-        segment: int,
-        keys: NDArray[np.uint8],
-        begins: Sequence[int],
-        ends: Sequence[int],
-        into: int | None,
+        self, segment: int, keys: NDArray[np.uint8], begins: Sequence[int], ends: Sequence[int]
     ) -> int:
-        """Blocks of the spans go to another segment, or for good; how many."""
+        """Blocks of the spans in the segment go for good; how many."""
         count = 0
         for x in self._walk(begins, ends, segment):
             block = self._find(keys, x)
-            if block is None or block.segment is None:
-                continue
-            if block.segment != segment and (into is None or block.segment in self.open):
+            if block is None or block.segment != segment:
                 continue
             count += 1
-            if into is not None:
-                self._leave(block)
-                block.segment = into
-                self.segments[into].append(block)
-                self.segments[into].sort(key=lambda b: (b.end, b.group, b.entry))
-            elif block.pins:
+            if block.pins:
                 self._doom(block)
             else:
                 for tier in (HOST, DISK):
                     if block.slot[tier] >= 0:
                         self._lose_slot(block, tier)
                 self._settle(block)
+        return count
+
+    def supersede(
+        self, segment: int, keys: NDArray[np.uint8], begins: Sequence[int], ends: Sequence[int]
+    ) -> int:
+        """Blocks of the spans in this and in closed segments are the first to go; how many."""
+        count = 0
+        for x in self._walk(begins, ends, segment):
+            block = self._find(keys, x)
+            if block is None or (block.segment != segment and block.segment in {*self.open, SUPERSEDED}):
+                continue
+            count += 1
+            self._leave(block)
+            block.segment = SUPERSEDED
+            self.segments[SUPERSEDED].append(block)
+            self.segments[SUPERSEDED].sort(key=lambda b: (b.end, b.group, b.entry))
         return count
 
     # Writes.
@@ -210,11 +215,11 @@ class StoreModel(IndexState):
             x = Place(block.segment, block.end, block.group, block.depth)
             if self._make_room(DISK, x, np.empty((0, 16), np.uint8)):
                 chosen.append(block)
+                block.pins += 1
         copies = iter(given)
         for block in chosen:
             copy = self._adopt(copies, block.group, block.key)
             self._take_slot(block, DISK, int(copy["disk"]), F.DISK_BUSY)
-            block.pins += 1
             self._check(copy, self._row(block, -1, block.slot[HOST], block.slot[DISK], 0))
         assert next(copies, None) is None, "the index began more writes"
 

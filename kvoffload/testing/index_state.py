@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from kvoffload.index import EntryFlag as F
 
 HOST, DISK = 0, 1
+FULL = 0
+SUPERSEDED = 0
+"""The segment of what goes first. Nobody opens or touches it."""
 VALID = (F.HOST_VALID, F.DISK_VALID)
 BUSY = (F.HOST_BUSY, F.DISK_BUSY)
 NO_FLAGS = F(0)
@@ -122,12 +125,13 @@ class IndexState:
         disk_admission: int = 1,
         max_pending: int,
     ) -> None:
+        self.kinds = [g[0] for g in groups]
         self.multiples = [g[1] for g in groups]
         self.arena = [SlabModel(0, slabs[0], slots_per_slab), SlabModel(0, slabs[2], slots_per_slab)]
         self.transit = SlabModel(slabs[0], slabs[1], slots_per_slab)
         self.table: dict[tuple[int, bytes], Block] = {}
-        self.segments: dict[int, list[Block]] = {}
-        self.order: dict[int, int] = {}
+        self.segments: dict[int, list[Block]] = {SUPERSEDED: []}
+        self.order: dict[int, int] = {SUPERSEDED: 0}
         self.open: set[int] = set()
         self.clock = 0
         self.queue: list[Block] = []
@@ -151,7 +155,7 @@ class IndexState:
         self._forget_if_done(segment)
 
     def _forget_if_done(self, segment: int) -> None:
-        if segment not in self.open and not self.segments[segment]:
+        if segment not in {*self.open, SUPERSEDED} and not self.segments[segment]:
             del self.segments[segment], self.order[segment]
 
     def _touch(self, segment: int) -> None:
@@ -177,67 +181,9 @@ class IndexState:
             if block.slot[tier] >= 0:
                 self.arena[tier].touch(block.slot[tier], self.order[segment])
 
-    # Room.
-
     def _key(self, keys: NDArray[np.uint8], group: int, depth: int) -> bytes | None:
         at = (depth + 1) * self.multiples[group] - 1
         return keys[at].tobytes() if at < len(keys) else None
-
-    def _own_prefix(self, block: Block, x: Place, keys: NDArray[np.uint8]) -> bool:
-        return block.end <= x.end and self._key(keys, block.group, block.depth) == block.key
-
-    def _kept(self, block: Block, tier: int) -> bool:
-        """Pinned, or it waits for its write while a load makes room in host."""
-        return block.pins > 0 or (tier == HOST and self.spare_unwritten and F.WANT_DISK in block.flags)
-
-    def _victim(self, tier: int, x: Place, keys: NDArray[np.uint8]) -> Block | None:
-        """From the least recent segment: its end, unless pinned or of x's prefix; x's own ends the search."""
-        for segment in sorted(self.segments, key=self.order.__getitem__):
-            here = [b for b in self.segments[segment] if b.slot[tier] >= 0]
-            mine = [b for b in here if b.group == x.group]
-            last = mine[-1] if mine else None
-            if here and segment == x.segment:
-                return last if last and not self._kept(last, tier) and last.end > x.end else None
-            if last and not self._kept(last, tier) and not self._own_prefix(last, x, keys):
-                return last
-        return None
-
-    def _idle_slab(self, tier: int, x: Place, keys: NDArray[np.uint8], victim: Block | None) -> int | None:
-        """The other group's slab used longest ago, before the victim's segment, that may be emptied."""
-        arena = self.arena[tier]
-        segment = x.segment if victim is None else victim.segment
-        assert segment is not None
-        good = []
-        for slab, owner in arena.owners().items():
-            blocks = [b for slot, b in arena.used.items() if slot >> 16 == slab]
-            mine = (b.segment == x.segment or self._own_prefix(b, x, keys) for b in blocks)
-            kept = any(mine) or any(self._kept(b, tier) for b in blocks)
-            old = arena.last_use[slab] < self.order[segment]
-            if owner != x.group and old and not kept and arena.can_empty(slab) and arena.per_slab[x.group]:
-                good.append((arena.last_use[slab], slab))
-        return min(good)[1] if good else None
-
-    def _could_make_room(self, tier: int, x: Place, keys: NDArray[np.uint8]) -> bool:
-        victim = self._victim(tier, x, keys)
-        slab = self._idle_slab(tier, x, keys, victim)
-        return self.arena[tier].can_promise(x.group) or victim is not None or slab is not None
-
-    def _make_room(self, tier: int, x: Place, keys: NDArray[np.uint8]) -> bool:
-        arena = self.arena[tier]
-        if not arena.can_promise(x.group):
-            victim = self._victim(tier, x, keys)
-            slab = self._idle_slab(tier, x, keys, victim)
-            if slab is not None:
-                for block in [b for slot, b in sorted(arena.used.items()) if slot >> 16 == slab]:
-                    self._lose_slot(block, tier)
-                    self._settle(block)
-            elif victim is not None:
-                self._lose_slot(victim, tier)
-                self._settle(victim)
-            if not arena.can_promise(x.group):
-                return False
-        arena.promised[x.group] += 1
-        return True
 
     # Blocks.
 

@@ -30,7 +30,7 @@ class LateMover:
     def register(self, pools: Pools) -> Inventory:
         return self._inventory
 
-    def submit(self, plans: Plans) -> None:
+    def submit(self, plans: Plans, after: object = None) -> None:
         for job in plans.jobs:
             self.running[job.id] = len(job.copies)
 

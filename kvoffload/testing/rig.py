@@ -95,13 +95,14 @@ class Rig:
     copy_faults: Sequence[Fault] = ()
     fault_rank: int | None = None
     clock: Clock = field(default_factory=Clock)
+    events: bool = False
     local: Local = field(init=False)
     movers: list[Mover] = field(init=False)
     memory: list[PageMemory] = field(init=False)
     _requests: int = 0
 
     def __post_init__(self) -> None:
-        planner = Planner(self.layout, self.config, ranks=self.ranks)
+        planner = Planner(self.layout, self.config, ranks=self.ranks, events=self.events)
         slab_bytes = SLOTS_PER_SLAB * max(g.slot_bytes for g in self.layout.groups)
         slabs = Slabs(slab_bytes, self.sizes.host, self.sizes.transit, self.sizes.disk)
         counts = [self.sizes.pages] * len(self.layout.groups)

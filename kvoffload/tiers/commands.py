@@ -89,7 +89,9 @@ def clear_(
     if as_json:
         typer.echo(json.dumps({"path": str(path), "ranks": len(ranks), "freed": freed}))
     else:
-        typer.echo(f"{path}: {len(ranks)} directories deleted, {format_size(freed)} freed")
+        typer.echo(
+            f"{path}: {len(ranks)} director{'y' if len(ranks) == 1 else 'ies'} deleted, {format_size(freed)} freed"
+        )
 
 
 def _can_ask() -> bool:

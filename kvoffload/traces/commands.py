@@ -17,7 +17,7 @@ from kvoffload.traces.info import Summary, summarize
 from kvoffload.traces.load import open_trace
 from kvoffload.traces.record import Trace
 from kvoffload.traces.synth import synthesize
-from kvoffload.traces.synth_spec import SynthSpec, parse_spec
+from kvoffload.traces.synth_spec import SynthSpec, parse_spec, shown
 
 app = typer.Typer(no_args_is_help=True, help="Look at request traces, convert them, make them.")
 
@@ -37,6 +37,15 @@ class TargetChoice(StrEnum):
     delta = "delta"
     runs = "runs"
     weka = "weka"
+
+
+WRITTEN = {
+    TargetChoice.full: "full prompts, Mooncake",
+    TargetChoice.delta: "delta, Mooncake",
+    TargetChoice.runs: "full prompts, Mooncake, ids as runs",
+    TargetChoice.weka: "sessions, Weka",
+}
+"""Each target in the words of docs/traces.md."""
 
 
 Source = Annotated[
@@ -75,9 +84,10 @@ def convert(
     """Write a trace in another form, or in larger blocks; what OUT cannot hold is an error."""
     source = open_trace(trace, block_size, form.value, rekey)
     write_trace(source, out, to.value, force=force)
-    typer.echo(
-        f"{out}: {len(source.requests):,} requests, {source.block_tokens}-token blocks, form {to.value}"
-    )
+    size = f"{len(source.requests):,} requests in blocks of {source.block_tokens} tokens"
+    typer.echo(f"{out}: {size}, written as {WRITTEN[to]}")
+    if any(request.tokens is not None for request in source.requests):
+        typer.echo("token ids are left out: a file has none, so answers are not named and not stored")
 
 
 @app.command()
@@ -88,9 +98,14 @@ def synth(
     max_context: Annotated[str, typer.Option(metavar="TOKENS", help="Like 300k.")] = str(
         SynthSpec.max_context
     ),
-    shared_prefix: Annotated[str, typer.Option(metavar="TOKENS", help="All sessions start with.")] = "0",
+    shared_prefix: Annotated[
+        str, typer.Option(metavar="TOKENS", help="Tokens that all sessions start with.")
+    ] = "0",
     option: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any option.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Any other option of docs/traces.md, like turns=40."
+        ),
     ] = None,
     force: Force = False,
 ) -> None:
@@ -104,7 +119,8 @@ def synth(
     spec = parse_spec("synth:" + ",".join(given + (option or [])))
     trace = synthesize(spec)
     write_trace(trace, out, "runs", force=force)
-    typer.echo(f"{out}: {len(trace.requests):,} requests; with tokens, in memory: {spec}")
+    typer.echo(f"{out}: {len(trace.requests):,} requests of {spec.sessions} sessions, without token ids")
+    typer.echo(f"the same with token ids, so that answers are stored too: give as TRACE\n  {spec.short()}")
 
 
 def _show(trace: Trace, as_json: bool) -> None:
@@ -125,7 +141,7 @@ def _show(trace: Trace, as_json: bool) -> None:
 def _lines(summary: Summary) -> list[tuple[str, str]]:
     tail = {"floor": "only full blocks listed (floor)", "ceil": "partial tail listed (ceil)"}
     return [
-        ("trace", summary.source),
+        ("trace", shown(str(summary.source))),
         ("form", summary.form),
         ("block size", f"{summary.block_tokens} tokens, {tail[summary.partial_tail]}"),
         ("requests", f"{summary.requests:,}"),
@@ -138,5 +154,5 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         ("unique blocks", f"{summary.unique_blocks:,}"),
         ("hits, unbounded cache", f"{summary.hit_blocks:,} ({summary.hit_percent:.2f} %)"),
         ("the same, of tokens", f"{summary.hit_percent_tokens:.2f} %"),
-        ("rewrite-all / only-new", f"{summary.rewrite_factor:.2f}x"),
+        ("rewrite factor", f"{summary.rewrite_factor:.2f} (blocks / unique blocks)"),
     ]

@@ -49,8 +49,22 @@ class SynthSpec:
                 f" ({self.max_context // 2})"
             )
 
+    def short(self) -> str:
+        """As str, but only sessions, seed and what is not the default: it stands for the same trace."""
+        default = asdict(SynthSpec())
+        return SPEC_PREFIX + ",".join(
+            f"{name}={value}"
+            for name, value in asdict(self).items()
+            if name in ("sessions", "seed") or value != default[name]
+        )
+
     def __str__(self) -> str:
         return SPEC_PREFIX + ",".join(f"{name}={value}" for name, value in asdict(self).items())
+
+
+def shown(name: str) -> str:
+    """The name of a trace for people: of a synthetic one what is not the default."""
+    return parse_spec(name).short() if name.startswith(SPEC_PREFIX) else name
 
 
 def parse_spec(text: str) -> SynthSpec:

@@ -49,7 +49,7 @@ def test_small_round_trip(device, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_order_01_on_the_device(device, mode):
+def test_ORDER_01_on_the_device(device, mode):
     """ORDER-01: 200 times, pages painted by unsynchronised work of another stream are stored as painted, and what is
     written into them right behind the store never is."""
     with DeviceWorld((32 << 10,) * 4, mode=mode, module=device, pages=16) as world:

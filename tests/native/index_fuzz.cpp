@@ -142,7 +142,20 @@ class Fuzz {
     }
 
     void seldom() {
-        switch (below(5)) {
+        switch (below(8)) {
+            case 5:
+            case 6: {
+                const Chain c = chain();
+                const std::vector<Span> s = spans();
+                index_.supersede(segment(), c, s);
+                return;
+            }
+            case 7: {
+                const Chain c = chain();
+                const std::vector<Span> s = spans();
+                index_.retire(segment(), c, s);
+                return;
+            }
             case 0:
                 return index_.reset(static_cast<int>(below(2)));
             case 1:

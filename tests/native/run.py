@@ -33,6 +33,7 @@ COMMON = [
     "-pthread",
     "-Wall",
     "-Wextra",
+    "-Wno-unused-parameter",
     "-Icsrc",
     "-DKVOFFLOAD_SIM",
 ]

@@ -159,7 +159,7 @@ class FakeEngine:
         self.memories = [Memory(self.owner) for _ in range(ranks)]
         self.movers = [ScriptedMover(rank, memory) for rank, memory in enumerate(self.memories)]
         settings = settings_of(ranks, **options)
-        self.scheduler = SchedulerPart(settings, self.clock)
+        self.scheduler = SchedulerPart(settings, clock=self.clock)
         self.workers = [WorkerPart(settings, rank) for rank in range(ranks)]
         name = settings.namespace(layout, "facts")
         self.namespace = name

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import sys
+import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ LENGTHS = (200, 333, 64, 500)
 """Tokens of the usual prompts: no multiple of a block, fewer than a block more, exact multiples, several chunks."""
 
 CONTEXT = 1024
+
+SHOWN_S = 1.1
+"""Longer than between two looks at the counters (connectors/vllm/metrics.py, EVERY_S)."""
+
+PATIENCE_S = 60.0
 
 Prompt = list[int]
 
@@ -145,6 +151,34 @@ class Engine:
         found = [m for m in self.llm.get_metrics() if m.name == f"vllm:{name}"]
         return sum(m.value for m in found if labels.items() <= m.labels.items())
 
+    def bytes_read(self) -> dict[str, int]:
+        """Bytes that came out of each tier so far: from host to the device, from disk to host."""
+        self._show_counters()
+        return {tier: int(self.metric("kvoffload_load_bytes", tier=tier)) for tier in ("host", "disk")}
+
+    def settle(self) -> None:
+        """Let every block that is in host, and was not given up before its turn came, reach the disk."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            self._show_counters()
+            host, disk = (int(self.metric("kvoffload_stored_blocks", tier=t)) for t in ("host", "disk"))
+            lost = int(self.metric("kvoffload_dropped", reason="disk_backlog"))
+            if host <= disk + lost:
+                return
+            assert time.monotonic() < end, (
+                f"of {host} blocks {disk} on disk, {lost} lost after {PATIENCE_S} s"
+            )
+
+    def _show_counters(self) -> None:
+        """Run a step, so that all that has ended is counted, and one that shows the counters: an engine does so once
+        in a while."""
+        for _ in range(2):
+            if not self._multiprocess:
+                self.scheduler._looked = 0.0
+            else:
+                time.sleep(SHOWN_S)
+            self.generate([[3]], 1)
+
     # ---- inside of an engine of this process ----
 
     @property
@@ -168,7 +202,7 @@ class Engine:
 
     def counter(self, name: str) -> int:
         """A counter of kvoffload's planner by its name in stats(), now."""
-        return int(self.scheduler._scheduler.core.planner.stats().counters[name])
+        return int(self.scheduler._scheduler.core.planner.stats().totals[name])
 
     @property
     def free_blocks(self) -> int:
