@@ -8,134 +8,27 @@ depth: steps that are built before the first one's results are taken in; more th
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from fake_mover import GARBAGE, Memory, ScriptedMover
+from fake_mover import GARBAGE, Memory, ScriptedMover, begins
+from fake_parts import FULL, HYBRID, SIZE, Output, Request, Work, is_right, next_token, settings_of
 from kvoffload.connectors.vllm.scheduler import SchedulerPart
-from kvoffload.connectors.vllm.settings import Settings
 from kvoffload.connectors.vllm.wire import Handshake
 from kvoffload.connectors.vllm.worker import WorkerPart
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput
 
-from kvoffload.config import Config
 from kvoffload.index import EntryFlag
 from kvoffload.keys import Chain
-from kvoffload.layout import CacheGroup, GroupKind, Layout
+from kvoffload.layout import GroupKind, Layout
 from kvoffload.messages import Inventory, JobKind
 from kvoffload.testing.rig import Clock
 
-SIZE = 4
-"""Tokens of a block."""
-
-FULL = Layout(SIZE, (CacheGroup(0, GroupKind.FULL, SIZE, 4096),))
-HYBRID = Layout(
-    SIZE,
-    (CacheGroup(0, GroupKind.FULL, SIZE, 4096), CacheGroup(1, GroupKind.SLIDING, SIZE, 4096, lookback=6)),
-)
-
-
-@dataclass(eq=False)
-class Request:
-    """What a connector reads of vLLM's Request; `state`, `table`, `life`, ... are the engine's own.
-
-    life: grows when what is in flight for the request no longer counts. device: the tokens as the workers know them,
-    another list in each life.
-    """
-
-    request_id: str
-    prompt: list[int]
-    answer: int
-    cache_salt: str | None = None
-    lora_request: Any = None
-    mm_features: list[Any] = field(default_factory=list)
-    prompt_embeds: Any = None
-    kv_transfer_params: Any = None
-    session_id: str = ""
-    num_computed_tokens: int = 0
-    state: str = "waiting"
-    reason: str | None = None
-    table: tuple[list[int], ...] = ()
-    life: int = 0
-    placeholders: int = 0
-    in_flight: int = 0
-    device: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.all_token_ids = list(self.prompt)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.all_token_ids)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt)
-
-    @property
-    def block_hashes(self) -> list[bytes]:
-        digest, found = b"", []
-        for end in range(SIZE, self.num_tokens + 1, SIZE):
-            digest = hashlib.sha256(
-                digest + bytes(str(self.all_token_ids[end - SIZE : end]), "ascii")
-            ).digest()
-            found.append(digest)
-        return found
-
-    def get_finished_reason(self) -> str | None:
-        return self.reason
-
-
-@dataclass(eq=False)
-class Work:
-    """One request in one step: tokens [start, end) of `text`, as the workers know it by then, over this table."""
-
-    request: Request
-    life: int
-    start: int
-    end: int
-    samples: bool
-    table: tuple[list[int], ...]
-    text: list[int]
-    token: int | None = None
-
-
-@dataclass(eq=False)
-class Output:
-    """vLLM's SchedulerOutput, and with it what the step is to do."""
-
-    number: int
-    works: list[Work] = field(default_factory=list)
-    preempted_req_ids: set[str] = field(default_factory=set)
-    has_sync_kv_loads: bool = False
-    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
-    told: Any = None
-
-    @property
-    def num_scheduled_tokens(self) -> dict[str, int]:
-        return {work.request.request_id: work.end - work.start for work in self.works}
-
-    @property
-    def kv_connector_block_state(self) -> Output:
-        return self
-
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...] | None:
-        return next((work.table for work in self.works if work.request.request_id == request_id), None)
-
-
-def next_token(text: list[int]) -> int:
-    """What the model says after this text."""
-    return 3 + hashlib.sha256(bytes(str(text), "ascii")).digest()[0]
-
-
-def settings_of(ranks: int = 1, **options: Any) -> Settings:
-    """Of an engine with so many tensor parallel ranks."""
-    return Settings(Config(**{"host_bytes": 1 << 20, "model_id": "fake", **options}), (ranks, 1), "", 0)
+__all__ = ["FULL", "HYBRID", "SIZE", "FakeEngine", "Output", "Request", "Work", "next_token", "settings_of"]
 
 
 class FakeEngine:
@@ -396,7 +289,7 @@ class FakeEngine:
     def _forward(self, work: Work) -> None:
         """Compute tokens [start, end). What comes of a wrong context is garbage on every rank."""
         text = work.text
-        right = all(self._right(memory, work, text) for memory in self.memories)
+        right = all(is_right(self.layout, memory, work) for memory in self.memories)
         self.computed += work.end - work.start
         for group, table in zip(self.layout.groups, work.table, strict=True):
             for block in range(work.start // SIZE, -(-work.end // SIZE)):
@@ -407,21 +300,11 @@ class FakeEngine:
                     have = memory.pages.get(table[block], GARBAGE)
                     if not right:
                         memory.pages[table[block]] = GARBAGE
-                    elif not _begins(have, content, (block + 1) * SIZE):
+                    elif not begins(have, content, (block + 1) * SIZE):
                         memory.pages[table[block]] = content
         if work.samples:
             work.token = next_token(text[: work.end]) if right else -1
             text.append(work.token)
-
-    def _right(self, memory: Memory, work: Work, text: list[int]) -> bool:
-        for group, table in zip(self.layout.groups, work.table, strict=True):
-            begin = 0 if group.kind is GroupKind.FULL else max(0, work.start - group.lookback) // SIZE
-            for block in range(begin, -(-work.start // SIZE)):
-                wanted = (group.id, tuple(text[: min(work.start, (block + 1) * SIZE)]))
-                have = memory.pages.get(table[block], GARBAGE)
-                if not _begins(have, wanted, (block + 1) * SIZE):
-                    return False
-        return True
 
     def _update(self, output: Output, said: KVConnectorOutput) -> None:
         for request_id in said.failed_recving:
@@ -609,14 +492,3 @@ class FakeEngine:
             assert (worker._said, worker._gaps, worker._jobs, worker._sync) == (set(), set(), {}, set())
         orders = [[j.id for j in mover.seen if j.kind is not JobKind.STORE] for mover in self.movers]
         assert all(order == orders[0] for order in orders), "ranks were given jobs in different orders"
-
-
-def _begins(have: Any, wanted: Any, block_end: int) -> bool:
-    """Whether a page holds what is wanted, and maybe more of the same block: what is computed twice."""
-    tokens = wanted[1]
-    return bool(
-        have != GARBAGE
-        and have[0] == wanted[0]
-        and len(have[1]) <= block_end
-        and have[1][: len(tokens)] == tokens
-    )

@@ -132,3 +132,14 @@ class ScriptedMover:
 def _may_be_cancelled(job: Job) -> bool:
     reads = bool((job.copies["flags"] & CopyFlag.READ).any())
     return job.kind in (JobKind.READ, JobKind.WRITE) or (job.kind is JobKind.LOAD and reads)
+
+
+def begins(have: Any, wanted: Any, block_end: int) -> bool:
+    """Whether a page holds what is wanted, and maybe more of the same block: what is computed twice."""
+    tokens = wanted[1]
+    return bool(
+        have != GARBAGE
+        and have[0] == wanted[0]
+        and len(have[1]) <= block_end
+        and have[1][: len(tokens)] == tokens
+    )
