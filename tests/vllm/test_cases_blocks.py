@@ -135,6 +135,20 @@ def test_INCR_09_a_preempted_request_finds_what_it_generated(layout, depth):
     engine.check()
 
 
+def test_blocks_whose_window_has_passed_are_no_pages():
+    """A request was loaded with the null block in place of what its windows have passed, and everything is forgotten
+    and offered again: of the windows only what has pages is stored."""
+    engine = FakeEngine(HYBRID, retention="dense")
+    one(engine, "first", prompt(40), 1)
+    request = engine.add(Request("second", prompt(40), 9))
+    while request.state != "running":
+        engine.step()
+    assert 0 in request.table[1]
+    engine.scheduler.reset()
+    engine.run()
+    engine.check()
+
+
 def test_INCR_10_each_turn_stores_what_is_new():
     """5 turns of one conversation: every block goes to host once, and asking the last turn again stores nothing."""
     engine = FakeEngine(FULL, pages=128, host=128)

@@ -153,13 +153,14 @@ def test_LIFE_07_steps_without_tokens_carry_jobs():
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_LIFE_09_a_preempted_request_is_stored_from_its_new_pages(depth):
-    """It loses its pages after some blocks, the tiers are reset, and it comes back: all is stored, and right."""
+    """It loses its pages after some blocks, all is evicted, and it comes back: all is stored, and right."""
     engine = FakeEngine(FULL, depth=depth)
     request = engine.add(Request("only", prompt(40), 4))
     engine.step()
     engine.step()
+    engine.flush()
     engine.preempt(request)
-    engine.scheduler.reset()
+    engine.planner._tiers.index.reset(0)  # as if all was evicted: nobody is told
     engine.forget_pages()
     engine.run()
     assert len(engine.visible()) == (40 + 3) // SIZE
