@@ -102,7 +102,7 @@ class Tracked:
 
     computed: tokens it had when it was last asked about; disk: of the tokens then offered, those from disk. step: the
     step in which it got its pages, -1 without. loading: an asynchronous load that vLLM waits for. wanted: tokens that
-    the last load is to reach. sync: that load was one that the forward waits for.
+    the last load is to reach; short: it was begun for fewer. sync: it was one that the forward waits for.
     """
 
     request: Any
@@ -114,6 +114,7 @@ class Tracked:
     loading: bool = False
     wanted: int = 0
     sync: bool = False
+    short: bool = False
 
     @classmethod
     def of(cls, request: Any, namespace: Namespace, events: EventTranslator | None = None) -> Tracked:

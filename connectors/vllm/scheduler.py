@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvoffload.connector import PREEMPT, Scheduled
 from kvoffload.errors import ConfigError
 from kvoffload.keys import Namespace
 from kvoffload.layout import joined
-from kvoffload.messages import Job, JobKind
+from kvoffload.messages import Job, JobKind, Plans
 from kvoffload.planner import Planner
 from kvoffload.scheduler_side import PlannerConnector
 from kvoffload.stats import Stats
@@ -24,7 +25,7 @@ from kvoffload.stats import Stats
 from .events import EventTranslator
 from .requests import LazyPages, Tracked, pages_of
 from .settings import Settings
-from .wire import Ended, Handshake, Report, StepPlans
+from .wire import Ended, Gap, Handshake, Report, StepPlans
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,8 @@ class SchedulerPart:
         self._requests: dict[str, Tracked] = {}
         self._holds: dict[int, str] = {}
         self._ended: list[Ended] = []
-        self._invalid: list[tuple[str, tuple[int, ...]]] = []
-        self._settled: list[str] = []
+        self._invalid: list[int] = []
+        self._settled: list[Gap] = []
         self._step = 0
         self._sync_allowed = False
 
@@ -120,10 +121,11 @@ class SchedulerPart:
         tracked.wanted = tracked.computed + taken
         begun = self.core.allocated(tracked, pages, tracked.computed, taken, retry=not tracked.sync)
         tracked.loading = not tracked.sync
+        tracked.short = begun < taken
         if tracked.sync and begun < taken:
             base = self.core.planner.layout.base_tokens
             missing = slice((tracked.computed + begun) // base, -(-tracked.wanted // base))
-            self._invalid.append((tracked.info.id, tuple(pages[0][missing].tolist())))
+            self._invalid += pages[0][missing].tolist()
 
     def finished(self, request: Any, reason: str) -> None:
         """The request has ended for any reason. vLLM keeps the pages of a load that it still waits for; stores have
@@ -132,8 +134,6 @@ class SchedulerPart:
         if tracked is None or self.core is None:
             return
         hold = self.core.release(request.request_id, REASONS.get(reason, reason))
-        if tracked.sync and tracked.wanted:
-            self._settled.append(request.request_id)
         if tracked.loading and hold:
             self._holds[hold] = request.request_id
         elif tracked.loading:
@@ -165,16 +165,28 @@ class SchedulerPart:
         """What the workers are to be told. output: vLLM's SchedulerOutput, before it counts the step as computed."""
         if self.core is None:
             return StepPlans()
+        self.update(())  # loads that ended without a report: vLLM hands on only what a worker had to say
         for request_id in output.preempted_req_ids or ():
             tracked = self._requests.get(request_id)
             if tracked is not None and 0 <= tracked.step < self._step:
                 self._preempted(tracked)
-        plans = self.core.step(self._scheduled(output), self._clock())
+        plans = self._honest(self.core.step(self._scheduled(output), self._clock()))
         sync = tuple(job.id for job in plans.jobs if job.kind is JobKind.LOAD and self._waits_for(job))
         told = StepPlans(plans, sync, tuple(self._ended), tuple(self._invalid), tuple(self._settled))
         self._ended, self._invalid, self._settled = [], [], []
         self._step += 1
         return told
+
+    def _honest(self, plans: Plans) -> Plans:
+        """No worker may call a load a success by itself that brings less than vLLM counts on."""
+        if not any(job.whole and self._is_short(job) for job in plans.jobs):
+            return plans
+        jobs = [replace(job, whole=False) if self._is_short(job) else job for job in plans.jobs]
+        return replace(plans, jobs=tuple(jobs))
+
+    def _is_short(self, job: Job) -> bool:
+        tracked = self._requests.get(str(job.request))
+        return tracked is not None and tracked.loading and tracked.short
 
     def _waits_for(self, job: Job) -> bool:
         """Whether the step's forward needs what the job loads. Such a load takes nothing but host slots that are there,
@@ -202,18 +214,16 @@ class SchedulerPart:
         """Take in what the workers reported."""
         if self.core is None:
             return
+        reports = list(reports)
+        self._settled += [gap for report in reports for gap in report.gaps]
         news = self.core.update(outcome for report in reports for outcome in report.outcomes)
         for loaded in news.loaded:
             tracked = self._requests.get(str(loaded.request))
             if tracked is None:
                 continue
-            failed = loaded.boundary < tracked.wanted
-            if tracked.sync:
-                if failed:
-                    self._settled.append(tracked.info.id)
-            elif tracked.loading:
+            if tracked.loading:
                 tracked.loading = False
-                self._ended.append(Ended(tracked.info.id, failed))
+                self._ended.append(Ended(tracked.info.id, loaded.boundary < tracked.wanted))
         for hold in news.freed:
             request_id = self._holds.pop(hold, None)
             if request_id is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from kvoffload.tiers.disk import DiskTier, rank_directory
 
 from .device import CpuDevice, StreamDevice, device_of
 from .settings import Settings
-from .wire import Handshake, Report, StepPlans
+from .wire import Gap, Handshake, Report, StepPlans
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,9 @@ class WorkerPart:
         self._jobs: dict[int, Job] = {}
         self._sync: set[int] = set()
         self._said: set[str] = set()
-        self._spoiled: set[str] = set()
+        self._gaps: set[Gap] = set()
+        self._new_gaps: list[Gap] = []
+        self._last_gap = 0
         self._received: set[str] = set()
         self._failed: set[str] = set()
         self._bad_pages: set[int] = set()
@@ -76,11 +79,11 @@ class WorkerPart:
     def start(self, told: StepPlans) -> None:
         """Begin what the forward of this step does not produce, and wait for what it needs."""
         assert self._mover is not None
-        self._spoiled.difference_update(told.settled)
+        self._gaps.difference_update(told.settled)
         for ended in told.ended:
             self._end(ended.request, ended.failed)
-        for request, pages in told.invalid:
-            self._spoil(request, pages)
+        if told.invalid:
+            self._miss(told.invalid)
         early = tuple(job for job in told.plans.jobs if job.kind is not JobKind.STORE)
         plans = Plans(early, told.plans.cancels, told.plans.geometry, told.plans.reset_disk)
         if plans:
@@ -92,20 +95,23 @@ class WorkerPart:
             self._poll()
 
     def save(self, told: StepPlans) -> None:
-        """Begin, and on a CPU end, the stores of this step. What was computed over pages that a load did not fill is
-        not stored."""
+        """Begin, and on a CPU end, the stores of this step.
+
+        Nothing is stored while there are gaps that the scheduler does not know of: any request of these steps may have
+        been computed over them, since requests share pages, also pages that a load of the same step is to fill.
+        """
         assert self._mover is not None
-        stores = [job for job in told.plans.jobs if job.kind is JobKind.STORE]
-        if not stores:
-            return
-        good = tuple(job for job in stores if job.request not in self._spoiled)
-        for job in stores:
-            if job.request in self._spoiled:
+        stores = tuple(job for job in told.plans.jobs if job.kind is JobKind.STORE)
+        if self._gaps:
+            for job in stores:
                 status = np.full(len(job.copies), Status.NOT_DONE, np.uint8)
                 self._outcomes.append(Outcome(job.id, self._rank, status))
-        self._mover.submit(Plans(good), self._device.point())
+            return
+        if not stores:
+            return
+        self._mover.submit(Plans(stores), self._device.point())
         if not self._device.streams:
-            self._wait([job.id for job in good])
+            self._wait([job.id for job in stores])
 
     def ended(self) -> tuple[set[str], set[str]]:
         """(requests whose asynchronous load is over, those of them that lack something), each once."""
@@ -120,9 +126,10 @@ class WorkerPart:
         return pages
 
     def report(self) -> Report | None:
-        """Outcomes since the last call."""
+        """Outcomes and gaps since the last call."""
         outcomes, self._outcomes = tuple(self._outcomes), []
-        return Report(outcomes) if outcomes else None
+        gaps, self._new_gaps = tuple(self._new_gaps), []
+        return Report(outcomes, gaps) if outcomes or gaps else None
 
     def close(self) -> None:
         """Let writes to disk that have been asked for end, then release everything. Idempotent."""
@@ -152,7 +159,7 @@ class WorkerPart:
             if job.id in self._sync:
                 self._sync.discard(job.id)
                 if outcome.status is not None:
-                    self._spoil(request, job.copies["page"][outcome.status != Status.OK].tolist())
+                    self._miss(job.copies["page"][outcome.status != Status.OK].tolist())
             elif outcome.status is None and job.whole:
                 self._said.add(request)
                 self._received.add(request)
@@ -166,6 +173,9 @@ class WorkerPart:
         if failed:
             self._failed.add(request)
 
-    def _spoil(self, request: str, pages: Any) -> None:
+    def _miss(self, pages: Iterable[int]) -> None:
+        """The forward goes on without what these pages should hold."""
         self._bad_pages.update(pages)
-        self._spoiled.add(request)
+        self._last_gap += 1
+        self._gaps.add((self._rank, self._last_gap))
+        self._new_gaps.append((self._rank, self._last_gap))
