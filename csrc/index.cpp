@@ -142,7 +142,9 @@ void Index::probe(const Chain& chain, std::uint32_t g, std::uint32_t begin, std:
     find_staged(
         end - begin, [&](std::size_t) -> const KeyTable& { return tables_[g]; },
         [&](std::size_t i) { return chain.at(multiple, begin + static_cast<std::uint32_t>(i)); },
-        [&](std::size_t i, std::uint32_t id) { codes[i] = id == kNone ? 0 : code(pool_[id]); });
+        [&](std::size_t i, std::uint32_t id) {
+            codes[i] = at_depth(id, begin + static_cast<std::uint32_t>(i)) == kNone ? 0 : code(pool_[id]);
+        });
 }
 
 // ---- room

@@ -4,6 +4,9 @@
 // with wrong arguments throw std::invalid_argument and change nothing; std::runtime_error comes from
 // check_integrity only.
 //
+// A key belongs to one depth: where a chain names it at another depth than its entry's, nothing is found and
+// nothing stored.
+//
 // Pins. Every in-flight job pins the entries of its copies, from the call that made the copies to the
 // complete_* call that ends them; each such call is made exactly once per job, with the same copies. A pinned
 // entry is no victim.
@@ -238,6 +241,9 @@ class Index {
     template <class Found>
     void find_all(const Chain& chain, Found found);
     void find_all(const Chain& chain);
+    std::uint32_t at_depth(std::uint32_t id, std::uint32_t depth) const {
+        return id != kNone && pool_[id].depth == depth ? id : kNone;
+    }
     bool make_room(int tier, const Newcomer& x, const Chain& chain);
     bool could_make_room(int tier, const Newcomer& x, const Chain& chain);
     std::uint32_t idle_slab(int tier, const Newcomer& x, const Chain& chain, std::uint32_t victim);
