@@ -246,6 +246,8 @@ class Index {
     }
     bool make_room(int tier, const Newcomer& x, const Chain& chain);
     bool could_make_room(int tier, const Newcomer& x, const Chain& chain);
+    using SlabUse = SlabArena::ByUse::value_type;
+    SlabUse oldest_slab(int tier, std::uint32_t group, SlabUse limit);
     std::uint32_t idle_slab(int tier, const Newcomer& x, const Chain& chain, std::uint32_t victim);
     void empty_slab(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain);
     bool slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain) const;
@@ -346,7 +348,9 @@ class Index {
 
     // Of the batch call that runs.
     std::vector<Item> items_;
-    std::vector<bool> slab_blocked_[kTiers];
+    std::uint64_t batch_ = 0;
+    std::vector<std::uint64_t> slab_blocked_[kTiers];  // by slab: the last batch that could not empty it
+    std::vector<SlabUse> slab_from_[kTiers];           // by group: all before it are blocked
     bool spare_unwritten_ = false;
     std::vector<Touched> touched_;
 };
