@@ -62,6 +62,7 @@ Index::Index(IndexOptions options)
     for (int t = 0; t < kTiers; ++t) {
         pinned_[t].assign(groups(), 0);
         busy_[t].assign(groups(), 0);
+        slab_blocked_[t].assign(arenas_[t].slabs().size(), 0);
     }
     std::uint64_t host = 0;
     for (std::uint32_t g = 0; g < groups(); ++g) host = std::max(host, arenas_[kHost].capacity(g));
@@ -101,7 +102,8 @@ void Index::start(std::uint32_t segment, const Chain& chain, const std::vector<S
 // Within a batch pins are only added, so what a scan passed once it need not look at again.
 void Index::restart_batch() {
     order_.begin_batch();
-    for (auto& blocked : slab_blocked_) blocked.clear();
+    ++batch_;
+    for (auto& from : slab_from_) from.assign(groups(), SlabUse{0, 0});
     spare_unwritten_ = false;
 }
 
@@ -142,7 +144,9 @@ void Index::probe(const Chain& chain, std::uint32_t g, std::uint32_t begin, std:
     find_staged(
         end - begin, [&](std::size_t) -> const KeyTable& { return tables_[g]; },
         [&](std::size_t i) { return chain.at(multiple, begin + static_cast<std::uint32_t>(i)); },
-        [&](std::size_t i, std::uint32_t id) { codes[i] = id == kNone ? 0 : code(pool_[id]); });
+        [&](std::size_t i, std::uint32_t id) {
+            codes[i] = at_depth(id, begin + static_cast<std::uint32_t>(i)) == kNone ? 0 : code(pool_[id]);
+        });
 }
 
 // ---- room
@@ -173,20 +177,28 @@ bool Index::could_make_room(int tier, const Newcomer& x, const Chain& chain) {
 std::uint32_t Index::idle_slab(int tier, const Newcomer& x, const Chain& chain, std::uint32_t victim) {
     if (groups() == 1 || options_.slots_per_slab[x.group] == 0) return kNone;
     const std::uint64_t limit = order_.segment(victim == kNone ? x.segment : pool_[victim].segment).order;
-    const std::vector<SlabArena::Slab>& slabs = arenas_[tier].slabs();
-    std::vector<bool>& blocked = slab_blocked_[tier];
-    if (blocked.empty()) blocked.assign(slabs.size(), false);
     for (;;) {
-        std::uint32_t best = kNone;
-        for (std::uint32_t i = 0; i < slabs.size(); ++i) {
-            if (slabs[i].owner < 0 || slabs[i].owner == static_cast<std::int32_t>(x.group) || blocked[i])
-                continue;
-            if (slabs[i].used == 0 || slabs[i].last_use >= limit || !arenas_[tier].can_empty(i)) continue;
-            if (best == kNone || slabs[i].last_use < slabs[best].last_use) best = i;
+        SlabUse best{limit, 0};
+        for (std::uint32_t g = 0; g < groups(); ++g) {
+            if (g != x.group) best = std::min(best, oldest_slab(tier, g, best));
         }
-        if (best == kNone || slab_is_free_to_go(tier, best, x, chain)) return best;
-        blocked[best] = true;
+        if (best.first == limit) return kNone;
+        if (slab_is_free_to_go(tier, best.second, x, chain)) return best.second;
+        slab_blocked_[tier][best.second] = batch_;
     }
+}
+
+// The group's slab used longest ago that was before `limit`, is not blocked and may be emptied; else `limit`.
+Index::SlabUse Index::oldest_slab(int tier, std::uint32_t g, SlabUse limit) {
+    const SlabArena& arena = arenas_[tier];
+    const std::vector<std::uint64_t>& blocked = slab_blocked_[tier];
+    SlabUse& from = slab_from_[tier][g];
+    auto at = arena.by_use(g).lower_bound(from);
+    for (; at != arena.by_use(g).end() && *at < limit && blocked[at->second] == batch_; ++at) from = *at;
+    for (; at != arena.by_use(g).end() && *at < limit; ++at) {
+        if (blocked[at->second] != batch_ && arena.can_empty(at->second)) return *at;
+    }
+    return limit;
 }
 
 void Index::empty_slab(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain) {

@@ -4,6 +4,9 @@
 // with wrong arguments throw std::invalid_argument and change nothing; std::runtime_error comes from
 // check_integrity only.
 //
+// A key belongs to one depth: where a chain names it at another depth than its entry's, nothing is found and
+// nothing stored.
+//
 // Pins. Every in-flight job pins the entries of its copies, from the call that made the copies to the
 // complete_* call that ends them; each such call is made exactly once per job, with the same copies. A pinned
 // entry is no victim.
@@ -238,8 +241,13 @@ class Index {
     template <class Found>
     void find_all(const Chain& chain, Found found);
     void find_all(const Chain& chain);
+    std::uint32_t at_depth(std::uint32_t id, std::uint32_t depth) const {
+        return id != kNone && pool_[id].depth == depth ? id : kNone;
+    }
     bool make_room(int tier, const Newcomer& x, const Chain& chain);
     bool could_make_room(int tier, const Newcomer& x, const Chain& chain);
+    using SlabUse = SlabArena::ByUse::value_type;
+    SlabUse oldest_slab(int tier, std::uint32_t group, SlabUse limit);
     std::uint32_t idle_slab(int tier, const Newcomer& x, const Chain& chain, std::uint32_t victim);
     void empty_slab(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain);
     bool slab_is_free_to_go(int tier, std::uint32_t slab, const Newcomer& x, const Chain& chain) const;
@@ -340,7 +348,9 @@ class Index {
 
     // Of the batch call that runs.
     std::vector<Item> items_;
-    std::vector<bool> slab_blocked_[kTiers];
+    std::uint64_t batch_ = 0;
+    std::vector<std::uint64_t> slab_blocked_[kTiers];  // by slab: the last batch that could not empty it
+    std::vector<SlabUse> slab_from_[kTiers];           // by group: all before it are blocked
     bool spare_unwritten_ = false;
     std::vector<Touched> touched_;
 };

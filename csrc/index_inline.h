@@ -11,7 +11,7 @@ void Index::find_all(const Chain& chain, Found found) {
         items_.size(), [&](std::size_t i) -> const KeyTable& { return tables_[items_[i].group]; },
         [&](std::size_t i) { return chain.keys + std::size_t{items_[i].end - 1} * 16; },
         [&](std::size_t i, std::uint32_t id) {
-            items_[i].entry = id;
+            items_[i].entry = at_depth(id, items_[i].block);
             found(items_[i]);
         });
 }

@@ -123,8 +123,9 @@ void Index::emit_stores(std::uint32_t segment, const Chain& chain, const std::ve
                 if (transit) transit_.withdraw(item.group);
                 continue;
             }
-            if (order_.lineage() != nullptr) order_.lineage()->revived(ghost(chain, item));
             const std::uint32_t target = order_.target(segment, item.end);
+            if (order_.lineage() != nullptr)
+                order_.lineage()->revived(target, ghost(chain, item), order_.now());
             if (hint != kNone && pool_[hint].segment != target) hint = kNone;
             order_.link(target, item.entry, hint);
         }

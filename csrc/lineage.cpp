@@ -165,18 +165,29 @@ void Lineage::restored(std::uint32_t segment, std::uint32_t count, double now) {
     recency_.add(segment, count);
 }
 
-void Lineage::superseded(std::uint32_t segment, double now) {
+void Lineage::forget_one(std::uint32_t segment, double now) {
     for (Policy* p : learners_) p->on_forget(segment, 1, now);
     --nodes_[segment].blocks;
     recency_.add(segment, -1);
+}
+
+void Lineage::buried(std::uint32_t segment, std::uint64_t ghost, double now) {
+    if (ghosts_.find(ghost) != kNone) return forget_one(segment, now);
+    ghosts_.add(ghost, segment, nodes_[segment].ghosts);
+}
+
+void Lineage::superseded(std::uint32_t segment, double now) {
+    forget_one(segment, now);
     ++nodes_[kSuperseded].blocks;
 }
 
 void Lineage::left_superseded() { --nodes_[kSuperseded].blocks; }
 
-void Lineage::revived(std::uint64_t ghost) {
+// Without a ghost there, another block of its name was followed in its place.
+void Lineage::revived(std::uint32_t segment, std::uint64_t ghost, double now) {
     const std::uint32_t id = ghosts_.find(ghost);
-    if (id != kNone) ghosts_.erase(id, nodes_[ghosts_.segment(id)].ghosts);
+    if (id == kNone || ghosts_.segment(id) != segment) return restored(segment, 1, now);
+    ghosts_.erase(id, nodes_[segment].ghosts);
 }
 
 std::uint32_t Lineage::find(std::uint64_t ghost) const {
@@ -230,19 +241,39 @@ std::size_t Lineage::memory_bytes() const {
 
 void Lineage::check() const {
     std::uint64_t ghosts = 0;
+    std::vector<std::uint32_t> live;
     for (std::uint32_t s = 0; s < nodes_.size(); ++s) {
         if (!order_.segment(s).live) continue;
+        live.push_back(s);
         const Node& n = nodes_[s];
         ghosts += n.ghosts.count;
         const bool counted = n.blocks == n.ghosts.count + order_.segment(s).size;
         const std::uint32_t above = branches_.parent(s);
-        const bool hangs = above == kNone || order_.segment(above).live;
+        const bool hangs = above == kNone || (order_.segment(above).live && s != kSuperseded);
         if (counted && hangs) continue;
         throw std::runtime_error("index: lineage of segment " + std::to_string(s) + " is wrong (" +
                                  std::to_string(n.blocks) + " blocks)");
     }
     branches_.check();
     if (ghosts != ghosts_.size()) throw std::runtime_error("index: ghosts without a segment");
+    check_recency(std::move(live));
+}
+
+// Above each segment are the blocks of those that Order touched later, whoever has them.
+void Lineage::check_recency(std::vector<std::uint32_t> live) const {
+    std::sort(live.begin(), live.end(), [&](std::uint32_t a, std::uint32_t b) {
+        const std::uint64_t x = order_.segment(a).order, y = order_.segment(b).order;
+        return x != y ? x > y : a > b;
+    });
+    std::uint64_t above = 0;
+    for (const std::uint32_t s : live) {
+        if (recency_.above(s) != above) {
+            throw std::runtime_error("index: " + std::to_string(recency_.above(s)) +
+                                     " blocks are counted as more recent than segment " + std::to_string(s) +
+                                     ", " + std::to_string(above) + " are");
+        }
+        above += s == kSuperseded ? 0 : nodes_[s].blocks;
+    }
 }
 
 }  // namespace kvoffload

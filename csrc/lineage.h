@@ -49,20 +49,19 @@ class Lineage {
     void touched(std::uint32_t segment) { recency_.touch(segment); }
     void closed(std::uint32_t segment, double now);
     void erased(std::uint32_t segment);
-    // `count` blocks of unknown past, found on disk.
+    // `count` blocks of unknown past.
     void restored(std::uint32_t segment, std::uint32_t count, double now);
 
-    // The last entry of the block is gone; it is known as a ghost from now on.
-    void buried(std::uint32_t segment, std::uint64_t ghost) {
-        ghosts_.add(ghost, segment, nodes_[segment].ghosts);
-    }
+    // The last entry of the block is gone; it is known as a ghost from now on, or, if another ghost has its
+    // name, not at all.
+    void buried(std::uint32_t segment, std::uint64_t ghost, double now);
     // Whether two streams have used the segment.
     bool shared(std::uint32_t segment) const { return nodes_[segment].kind == Kind::kShared; }
     // A block goes from the segment to kSuperseded, of which nothing is learned, or out of that.
     void superseded(std::uint32_t segment, double now);
     void left_superseded();
-    // The block has an entry again, in the segment where its ghost is.
-    void revived(std::uint64_t ghost);
+    // A block that the request touched gets an entry in the segment: its ghost there ends.
+    void revived(std::uint32_t segment, std::uint64_t ghost, double now);
     // The segment of a ghost, kNone if it is unknown.
     std::uint32_t find(std::uint64_t ghost) const;
     std::uint32_t ghosts(std::uint32_t segment) const { return nodes_[segment].ghosts.count; }
@@ -119,8 +118,10 @@ class Lineage {
     void rehang(std::uint32_t segment);
     void leave_previous(std::uint32_t segment, std::uint32_t walked, double now);
     void set_class(std::uint32_t segment, Kind kind, Pace pace, double now);
+    void forget_one(std::uint32_t segment, double now);
     void trim(double now);
     void forget(std::uint32_t segment, double now);
+    void check_recency(std::vector<std::uint32_t> live) const;
 
     Order& order_;
     const std::vector<Policy*> learners_;

@@ -143,7 +143,7 @@ void Order::bury(std::uint32_t id) {
     if (lineage_ && e.segment == kSuperseded) {
         lineage_->left_superseded();
     } else if (lineage_) {
-        lineage_->buried(e.segment, Ghosts::name(e.key, e.group));
+        lineage_->buried(e.segment, Ghosts::name(e.key, e.group), now_);
     }
     unlink(id);
 }

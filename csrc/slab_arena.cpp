@@ -43,6 +43,7 @@ SlabArena::SlabArena(std::uint32_t first_slab, std::uint32_t slabs, std::vector<
         unowned_.set(s);
         ++unowned_count_;
     }
+    by_use_.resize(groups);
     open_.resize(groups);
     for (FreeBits& bits : open_) bits.assign(slabs, false);
     used_.assign(groups, 0);
@@ -123,7 +124,16 @@ void SlabArena::mark(std::int32_t slot, std::uint32_t entry) {
     s.entries[slot & 0xFFFF] = entry;
     ++used_[group];
     --free_[group];
-    if (++s.used == s.slots) open_[group].clear(index(slot));
+    if (s.used++ == 0) by_use_[group].emplace(s.last_use, index(slot));
+    if (s.used == s.slots) open_[group].clear(index(slot));
+}
+
+void SlabArena::move_up(std::uint32_t slab_index, std::uint64_t order) {
+    Slab& s = slabs_[slab_index];
+    ByUse& by_use = by_use_[static_cast<std::uint32_t>(s.owner)];
+    auto node = by_use.extract({s.last_use, slab_index});
+    s.last_use = node.value().first = order;
+    by_use.insert(by_use.end(), std::move(node));
 }
 
 bool SlabArena::claim(std::uint32_t group, std::int32_t slot, std::uint32_t entry) {
@@ -146,6 +156,7 @@ void SlabArena::release(std::int32_t slot) {
     --used_[group];
     ++free_[group];
     if (--s.used != 0) return;
+    by_use_[group].erase({s.last_use, i});
     s.last_use = 0;
     if (idle(i)) {
         disown(i);
@@ -214,6 +225,8 @@ std::uint64_t SlabArena::room() const {
 std::size_t SlabArena::memory_bytes() const {
     std::size_t sum = slabs_.capacity() * sizeof(Slab) + unowned_.memory_bytes();
     for (const FreeBits& bits : open_) sum += bits.memory_bytes();
+    for (const ByUse& by_use : by_use_)
+        sum += by_use.size() * (sizeof(ByUse::value_type) + 4 * sizeof(void*));
     for (const Slab& s : slabs_) sum += s.free.memory_bytes() + s.entries.capacity() * 4;
     return sum;
 }
@@ -224,6 +237,7 @@ void SlabArena::check(const char* name) const {
     };
     std::vector<std::uint32_t> used(groups(), 0), free(groups(), 0);
     std::uint32_t unowned = 0;
+    std::vector<std::size_t> ordered(groups(), 0);
     for (std::uint32_t i = 0; i < slabs_.size(); ++i) {
         const Slab& s = slabs_[i];
         if (unowned_.test(i) && s.owner >= 0) fail("slab " + std::to_string(i) + " is owned and unowned");
@@ -234,6 +248,9 @@ void SlabArena::check(const char* name) const {
         std::uint32_t set = 0;
         for (std::uint32_t j = 0; j < s.slots; ++j) set += s.free.test(j) ? 1 : 0;
         if (s.used == 0) fail("slab " + std::to_string(i) + " is empty and owned");
+        ++ordered[static_cast<std::uint32_t>(s.owner)];
+        if (by_use_[static_cast<std::uint32_t>(s.owner)].count({s.last_use, i}) == 0)
+            fail("slab " + std::to_string(i) + " is not where its last use puts it");
         if (set + s.used != s.slots) fail("slab " + std::to_string(i) + ": free + used is not its slots");
         const auto g = static_cast<std::uint32_t>(s.owner);
         if (open_[g].test(i) != (set > 0)) fail("slab " + std::to_string(i) + ": wrong open bit");
@@ -244,6 +261,7 @@ void SlabArena::check(const char* name) const {
     for (std::uint32_t g = 0; g < groups(); ++g) {
         if (used[g] != used_[g] || free[g] != free_[g])
             fail("group " + std::to_string(g) + ": slots miscounted");
+        if (ordered[g] != by_use_[g].size()) fail("group " + std::to_string(g) + ": slabs out of order");
         if (promised_[g] != 0) fail("group " + std::to_string(g) + ": a promise is left over");
     }
 }

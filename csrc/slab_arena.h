@@ -8,6 +8,8 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
+#include <utility>
 #include <vector>
 
 namespace kvoffload {
@@ -64,10 +66,13 @@ class SlabArena {
 
     bool holds(std::int32_t slot) const;  // in range and in use
     std::uint32_t entry(std::int32_t slot) const { return slab(slot).entries[slot & 0xFFFF]; }
+    // REQUIRES: the slot is in use.
     void touch(std::int32_t slot, std::uint64_t order) {
-        Slab& s = slabs_[index(slot)];
-        if (s.last_use < order) s.last_use = order;
+        if (slab(slot).last_use < order) move_up(index(slot), order);
     }
+    // (last use, slab) of each slab of the group with a slot in use.
+    using ByUse = std::set<std::pair<std::uint64_t, std::uint32_t>>;
+    const ByUse& by_use(std::uint32_t group) const { return by_use_[group]; }
 
     std::uint32_t groups() const { return static_cast<std::uint32_t>(used_.size()); }
     std::uint32_t used(std::uint32_t group) const { return used_[group]; }
@@ -100,6 +105,7 @@ class SlabArena {
     void own(std::uint32_t slab_index, std::uint32_t group);
     void disown(std::uint32_t slab_index);
     void mark(std::int32_t slot, std::uint32_t entry);
+    void move_up(std::uint32_t slab_index, std::uint64_t order);
     bool idle(std::uint32_t slab_index) const;
     void sweep();
 
@@ -110,6 +116,7 @@ class SlabArena {
     FreeBits unowned_;
     std::uint32_t unowned_count_ = 0;
     std::vector<FreeBits> open_;  // by group: its slabs with a free slot
+    std::vector<ByUse> by_use_;
     std::vector<std::uint32_t> used_, free_, promised_;
     std::vector<std::uint32_t> empty_;  // slabs that may be owned and empty because of promises
 };

@@ -241,3 +241,17 @@ def test_the_conversation_trace_loses_at_most_what_is_allowed(traces: Path) -> N
     trace = open_trace(traces / "mooncake_conversation.jsonl.gz")
     result = run_policy(requests_of(trace), trace.block_tokens, Capacity(10_000, 0), Policies("rri"))
     assert result.hits[0] >= 61_046 - 0.003 * result.total
+
+
+def test_of_superseded_blocks_nothing_is_learned() -> None:
+    """Of a path of four blocks one was superseded: the request that comes back reuses three, whose one it was not."""
+    ix = index(8)
+    ids, end = [1, 2, 3, 4], [4]
+    segment = ix.open_segment(0.0)
+    copies, *_ = ix.offer(segment, keys(ids), [0], end, PAGES)
+    ix.complete_store(copies, None)
+    assert ix.supersede(segment, keys(ids), [3], end) == 1
+    ix.close_segment(segment, TOOL_USE, 0.0)
+    serve(ix, ids, 1.0)
+    ix.check_integrity()
+    assert sum(row["reused"] for row in ix.policy(0)["classes"]) == pytest.approx(3 / 4)
