@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | sanitize | clean, test-vllm | test-vllm-full (real engines on the CPU), and gpu (on a machine with a GPU),
+# make demo | test | lint | bench | sanitize | clean, demo-vllm | test-vllm | test-vllm-full (real engines on the CPU), and gpu (on a machine with a GPU),
 # hip (compile only). demo, test and test-vllm set everything up: no root, no network beyond pip.
 SHELL := /bin/bash
 VENV ?= .venv
@@ -82,7 +82,10 @@ $(STAMP)-dev: $(STAMP)
 	@$(PIP) -e '.[dev]'
 	@touch $(STAMP) $@
 
-.PHONY: test-vllm test-vllm-full vllm-venv
+.PHONY: demo-vllm test-vllm test-vllm-full vllm-venv
+
+demo-vllm: $(VLLM_HERE)
+	$(VLLM_PY) bench/vllm_demo/demo.py build/vllm-demo-model $(DEMO_VLLM)
 
 test-vllm: $(VLLM_HERE)
 	$(VLLM_PY) -m pytest tests/vllm -o faulthandler_timeout=1800 $(PYTEST)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from kvoffload.backing import Backing
 from kvoffload.layout import Layout, Pools
 from kvoffload.messages import Job, JobKind, Outcome, Plans, Status
 from kvoffload.mover import Mover
@@ -37,6 +38,7 @@ class WorkerPart:
         self._settings = settings
         self._rank = rank
         self._mover: Mover | None = None
+        self._backing: Backing | None = None
         self._device: CpuDevice | StreamDevice = CpuDevice()
         self._handshake: Handshake | None = None
         self._jobs: dict[int, Job] = {}
@@ -68,6 +70,8 @@ class WorkerPart:
         self._device = device_of(device)
         self._mover = Mover(self._rank, layout, slabs, self._device.copier(config.copy_mode), tier)
         self._handshake = Handshake(layout, name, self._mover.register(pools))
+        if not self._device.streams:  # a device's arena is backed when it is page-locked
+            self._backing = Backing(self._mover.arena)
 
     @property
     def handshake(self) -> Handshake | None:
@@ -133,6 +137,8 @@ class WorkerPart:
 
     def close(self) -> None:
         """Let writes to disk that have been asked for end, then release everything. Idempotent."""
+        if self._backing is not None:
+            self._backing.stop()
         if self._mover is not None:
             self._mover.drain(self._settings.config.deadline_s)
             self._mover.close()
