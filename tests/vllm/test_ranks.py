@@ -9,6 +9,12 @@ from runner import Engine, prompts, restorable
 TOKENS = 16
 
 
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch):
+    """Workers know this module's functions, and need not import vLLM again."""
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+
+
 def fail_loads(worker, rank, calls):
     """On that rank the copies to the device numbered in `calls` fail. Runs in the worker."""
     from live import wrap
