@@ -10,7 +10,7 @@ from kvoffload.layout import DEFAULT_SLAB_BYTES, MAX_SLABS, MIN_SLOTS_PER_SLAB, 
 
 TRANSIT_SHARE = 16
 """One slab in so many of a rank's host slabs is transit, and where there is a disk at least one for each group: a slab
-belongs to one group at a time. Without a disk nothing passes through: one will do."""
+belongs to one group at a time. Without a disk nothing passes through, so there is none."""
 
 MIN_HOST_SLABS = 16
 """A small host tier is cut into at least so many slabs, as far as MIN_SLOTS_PER_SLAB lets it."""
@@ -37,10 +37,12 @@ def size_slabs(layout: Layout, host_bytes: int, disk_bytes: int) -> Slabs:
     slab_bytes = max(wanted, -(-max(host_bytes, disk_bytes) // MAX_SLABS))
     slab_bytes = -(-slab_bytes // SLOT_ALIGN) * SLOT_ALIGN
     total = host_bytes // slab_bytes
-    if total < 2:
+    needed = 2 if disk_bytes else 1
+    if total < needed:
+        transit = " and one for transit" if disk_bytes else ""
         raise ConfigError(
-            f"host_bytes gives {host_bytes} bytes to this rank; one slab of {slab_bytes} bytes for blocks and one for"
-            f" transit need {2 * slab_bytes}: raise host_bytes"
+            f"host_bytes gives {host_bytes} bytes to this rank; one slab of {slab_bytes} bytes for blocks{transit}"
+            f" needs {needed * slab_bytes}: raise host_bytes"
         )
     if disk_bytes and disk_bytes < slab_bytes:
         raise ConfigError(
