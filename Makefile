@@ -82,7 +82,11 @@ $(STAMP)-dev: $(STAMP)
 	@$(PIP) -e '.[dev]'
 	@touch $(STAMP) $@
 
-.PHONY: demo-vllm test-vllm test-vllm-full vllm-venv
+.PHONY: bench-vllm demo-vllm test-vllm test-vllm-full vllm-venv
+
+# vLLM's own offloaders beside kvoffload.
+bench-vllm: $(VLLM_HERE)
+	$(VLLM_PY) bench/vllm_peers --models build/vllm-models
 
 demo-vllm: $(VLLM_HERE)
 	$(VLLM_PY) bench/vllm_demo/demo.py build/vllm-demo-model $(DEMO_VLLM)

@@ -51,7 +51,8 @@ class EngineRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """tokens: how many could be loaded beyond the computed ones; at least one token of the request is left over.
+    """tokens: how many could be loaded beyond the computed ones; at least one token of the request is left over, except
+    where the engine takes one back after the load by itself.
 
     disk: of these, tokens that would come from disk. wait: asking again next step will give more for less; an engine
     that cannot wait goes on with `tokens`. It ends after a deadline of the connector's.

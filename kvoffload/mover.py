@@ -253,7 +253,7 @@ class Mover:
             if not self._copier.wait(running.handle, max(0.0, end - time.monotonic())):
                 return False
         tasks = [self._tasks[i].future for i in wanted & self._tasks.keys()]
-        return not wait_for(tasks, max(0.0, end - time.monotonic())).not_done
+        return not tasks or not wait_for(tasks, max(0.0, end - time.monotonic())).not_done
 
     @property
     def hung_calls(self) -> int:

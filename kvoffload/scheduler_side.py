@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kvoffload.connector import PREEMPT, EngineRequest, Hit, Loaded, Scheduled, SchedulerConnector, Update
 from kvoffload.events import Event, tokens_of
 from kvoffload.keys import KeyArray
+from kvoffload.layout import GroupKind, Layout
 from kvoffload.messages import Inventory, JobKind, Outcome, Plans, RequestId
 from kvoffload.planner import Planner
 from kvoffload.requests import ChainLike, Finished, Match, Pages
@@ -49,11 +50,20 @@ class _Live:
     burnt: bool = False
 
 
+def _may_repeat(layout: Layout) -> bool:
+    """Whether the last token before any boundary can be computed again from what the boundary needs: no state has taken
+    it in, and every window's first block reaches one token further back."""
+    kinds = [g for g in layout.groups if not g.transient and g.kind is not GroupKind.FULL]
+    return all(g.kind is GroupKind.SLIDING and g.lookback % g.tokens_per_block for g in kinds)
+
+
 class PlannerConnector(SchedulerConnector):
     """Thread: the scheduler's. The planner is this object's from here on; nobody else calls tick or complete."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, *, whole: bool = False) -> None:
+        """whole: a load may bring every token of a request, since the engine then computes the last one again."""
         self.planner = planner
+        self._kept = 0 if whole and _may_repeat(planner.layout) else 1
         self._live: dict[RequestId, _Live] = {}
         self._loads: dict[int, _Live] = {}
         self._holds: dict[int, set[int]] = {}
@@ -151,7 +161,7 @@ class PlannerConnector(SchedulerConnector):
 
     def _head(self, request: EngineRequest) -> ChainLike:
         """The keys of what may be loaded: the last token is always computed, for its logits."""
-        blocks = max(0, request.tokens - 1) // self.planner.layout.base_tokens
+        blocks = max(0, request.tokens - self._kept) // self.planner.layout.base_tokens
         tokens = tokens_of(request.chain) if self.planner.tells_events else _NO_TOKENS
         return _Head(request.chain.keys[:blocks], tokens)
 

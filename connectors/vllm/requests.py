@@ -30,7 +30,9 @@ class GrownChain:
         self._namespace = namespace
         self._request = request
         self._own = namespace.hash.partition(":")[0] != "vllm"
+        self._last: object = None
         self._chain = self._new()
+        self._keys = self._chain.keys
 
     def _new(self) -> Chain:
         if not self._own:
@@ -45,23 +47,30 @@ class GrownChain:
     @property
     def keys(self) -> KeyArray:
         """(blocks, 16) uint8."""
-        if self._own:
-            self._extend()
-        else:
-            hashes = self._request.block_hashes
-            known = self._chain.blocks
-            if len(hashes) > known:
-                self._chain.append(hashes[known:])
-        return self._chain.keys
+        if self._extend() if self._own else self._append():
+            self._keys = self._chain.keys
+        return self._keys
 
-    def _extend(self) -> None:
+    def _append(self) -> bool:
+        """Take what the engine has hashed since; whether there was anything."""
+        hashes = self._request.block_hashes
+        known = self._chain.blocks
+        if len(hashes) <= known:
+            return False
+        self._chain.append(hashes[known:])
+        self._last = hashes[-1]
+        return True
+
+    def _extend(self) -> bool:
+        """Hash the full blocks that are new; whether there were any."""
         request, chain = self._request, self._chain
         size = self._namespace.tokens_per_block
         whole = request.num_tokens // size * size
         if whole <= chain.tokens or request.prompt_embeds is not None:
-            return
+            return False
         media = [] if chain.tokens else [Media(*m) for m in media_of(request)]
         chain.extend(request.all_token_ids[chain.tokens : whole], media)
+        return True
 
     @property
     def broken(self) -> bool:
@@ -71,7 +80,9 @@ class GrownChain:
         hashes, known = self._request.block_hashes, self._chain.blocks
         if not known:
             return False
-        return len(hashes) < known or bytes(hashes[known - 1][:16]) != self._chain.keys[known - 1].tobytes()
+        return len(hashes) < known or (
+            hashes[known - 1] is not self._last and hashes[known - 1] != self._last
+        )
 
 
 class ToldChain(GrownChain):

@@ -68,7 +68,7 @@ class SchedulerPart:
         layout = joined([ranked[r].layout for r in range(settings.ranks)])
         self._namespace = first.namespace
         planner = Planner(layout, settings.config, ranks=settings.ranks, joined=True, events=settings.events)
-        self.core = PlannerConnector(planner)
+        self.core = PlannerConnector(planner, whole=True)
         for rank in range(settings.ranks):
             self.core.attach(rank, ranked[rank].inventory)
         self._sync_allowed = sum(not g.transient for g in layout.groups) == 1 == len(layout.groups)
@@ -97,7 +97,9 @@ class SchedulerPart:
         tracked.computed, tracked.disk = computed, hit.disk
         if hit.wait:
             return None, False
-        tracked.sync = self._sync_allowed and hit.disk == 0
+        whole = computed + hit.tokens >= tracked.tokens
+        # vLLM takes the last token back after an asynchronous load, and after no other.
+        tracked.sync = self._sync_allowed and hit.disk == 0 and not whole
         return hit.tokens, hit.tokens > 0 and not tracked.sync
 
     def sources(self, request: Any, tokens: int) -> tuple[int, int]:
