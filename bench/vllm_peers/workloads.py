@@ -53,11 +53,11 @@ def repeat(player: Player) -> None:
         player.forget()
 
 
-def shared(player: Player) -> None:
+def heads(player: Player) -> None:
     rng = random.Random(2)
-    heads = [_words(rng, n) for n in (256, 320, 416)]
+    long_heads = [_words(rng, n) for n in (256, 320, 416)]
     for turn in range(3):
-        for h, head in enumerate(heads):
+        for h, head in enumerate(long_heads):
             player.batch([Ask(f"{turn}.{h}.{i}", head + _words(rng, 40 + 30 * i)) for i in range(4)])
         player.forget()
 
@@ -96,7 +96,7 @@ def cold(player: Player) -> None:
 
 WORKLOADS: dict[str, Workload] = {
     "repeat": Workload("the same 4 prompts three times, the engine's cache emptied between", repeat),
-    "shared": Workload("3 long heads, 4 new tails each, three times", shared, host=128 * MIB),
+    "heads": Workload("3 long heads, 4 new tails each, three times", heads, host=128 * MIB),
     "sessions": Workload(
         "6 growing sessions in turn, a pool for 2 of them", sessions, pool=3 * MIB, host=24 * MIB
     ),
