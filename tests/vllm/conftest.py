@@ -22,10 +22,13 @@ BESIDE = "beside"
 """A fixture that begins at once and whose tests come last: it works in another process meanwhile."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Engines take time, and warn of much that is not ours; of ours everything is an error still."""
+    left_out = pytest.mark.skip(reason="takes long: make test-vllm-full")
     for item in items:
         if HERE in item.path.parents:
+            if item.get_closest_marker("full") and not config.getoption("--vllm-full"):
+                item.add_marker(left_out)
             item.add_marker(pytest.mark.filterwarnings("ignore"))
             item.add_marker(pytest.mark.filterwarnings(r"error:::kvoffload\..*"))
             if item.get_closest_marker("timeout") is None:
