@@ -40,12 +40,12 @@ class Figures:
 
     hits, made, lost: prompt tokens found by tier, computed, and computed in vain because of a preemption; counted by
     request, made_total by the engine. ttft, speed: by PERCENTS; speed is answer tokens per second of one user, the
-    slow end (speed[1]: nine in ten are faster). moved: modelled bytes by channel. blocks: full blocks of all requests,
-    answers included; new: those that no request before had. stored: blocks by tier; counts: the planner's counters,
-    in blocks. per_turn: modelled bytes stored per request, p50 and p90. working_set: by seconds, the most blocks
-    touched in one such span, each counted once. growth: (seconds, new blocks so far). worst: share of prompt tokens
-    hit of the tenth of the sessions that fare worst; None without sessions. unkept: what the index says of itself at
-    the end and must not, in words.
+    slow end (speed[1]: nine in ten are faster). admitted_s: seconds from first pages to first tokens, all requests.
+    moved: modelled bytes by channel. blocks: full blocks of all requests, answers included; new: those that no
+    request before had. stored: blocks by tier; counts: the planner's counters, in blocks. per_turn: modelled bytes
+    stored per request, p50 and p90. working_set: by seconds, the most blocks touched in one such span, each counted
+    once. growth: (seconds, new blocks so far). worst: share of prompt tokens hit of the tenth of the sessions that
+    fare worst; None without sessions. unkept: what the index says of itself at the end and must not, in words.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Figures:
     hits: tuple[int, int, int]
     made: int
     prefill_s: float
+    admitted_s: float
     ttft: tuple[float, ...]
     ttft_mean: float
     speed: tuple[float, ...]
@@ -159,6 +160,9 @@ def figures(name: str, requests: Sequence[Request], seconds: float, written: Wri
         hits=(sum(h[0] for h in hits), sum(h[1] for h in hits), sum(h[2] for h in hits)),
         made=sum(r.prompt_made for r in requests),
         prefill_s=sum(r.prefill_s for r in requests),
+        admitted_s=sum(
+            r.first - r.admitted for r in requests if r.first is not None and r.admitted is not None
+        ),
         ttft=tuple(_rank(ttft, p) for p in PERCENTS),
         ttft_mean=sum(ttft) / len(ttft) if ttft else 0.0,
         speed=tuple(_rank([-s for s in speed], p) * -1 for p in PERCENTS),

@@ -86,6 +86,7 @@ def _rows() -> list[tuple[str, Callable[[Figures], str]]]:
     )
     rows.append(("computed, % of prompt", lambda r: as_percent(r.made, r.prompt)))
     rows.append(("prefill, s", lambda r: f"{r.prefill_s:,.1f}"))
+    rows.append(("prefill with loads, s", lambda r: f"{r.admitted_s:,.1f}"))
     for place, percent in enumerate(PERCENTS):
         rows.append((f"TTFT p{percent}, s", lambda r, place=place: f"{r.ttft[place]:.3f}"))  # type: ignore[misc]
     for place, percent in enumerate(PERCENTS):

@@ -232,6 +232,8 @@ class Engine:
             if not self.device.admit(seq, pages, computed + hit.tokens):
                 break
             self.waiting.remove(seq)
+            if seq.admitted is None:
+                seq.admitted = self.clock.now
             seq.computed = seq.hbm = computed
             seq.expected, seq.expected_disk = hit.tokens, hit.disk
             if not (self.device.windows and hit.tokens):

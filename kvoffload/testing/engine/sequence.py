@@ -36,7 +36,8 @@ class Sequence:
     table: by group, the pages. hbm, loaded, disk: tokens that the present admission found in pages, got from loads,
     and got from loads out of disk; expected: what its load was to bring. made: prompt tokens computed since then.
     Fixed with the first answer token: hits by tier, and prompt_made. prefill_s: seconds of all prompt work.
-    lost: prompt tokens whose work a preemption threw away before that. Times in seconds: arrived, first token, ended.
+    lost: prompt tokens whose work a preemption threw away before that. Times in seconds: arrived, admitted (first
+    pages), first token, ended.
     """
 
     info: RequestInfo
@@ -61,6 +62,7 @@ class Sequence:
     lost: int = 0
     preempted: int = 0
     arrived: float = 0.0
+    admitted: float | None = None
     first: float | None = None
     ended: float | None = None
     hits: tuple[int, int, int] | None = None
