@@ -105,12 +105,13 @@ class GpuCopyEngine(CopyEngine):
         return self._native().submit(copies, direction is Direction.TO_DEVICE, point.event, point.stream)
 
     def submit_layers(self, copies: Copies, after: object, layers: Sequence[int]) -> int:
-        """A load whose layers can be waited for one by one. layers: the layer of each region of the one group."""
         return self._native().submit_layers(copies, checked_point(after).event, layers)
 
-    def wait_layer(self, handle: int, layer: int, stream: int) -> None:
-        """Later work of `stream` waits until the layer is loaded; the calling thread does not."""
+    def wait_layer(self, handle: int, layer: int, stream: int, timeout: float = 0.0) -> bool:
+        """Always True. Of a load that did not go layer by layer, `stream` waits for all of it, and the caller until
+        its copies have been put into their streams."""
         self._native().wait_layer(handle, layer, stream)
+        return True
 
     def query(self, handle: int) -> StatusArray | None:
         return self._native().query(handle)
