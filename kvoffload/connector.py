@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvoffload.events import Event
-from kvoffload.inflight import RequestId
 from kvoffload.layout import Pools
+from kvoffload.messages import RequestId
 from kvoffload.requests import ChainLike, Pages, RequestInfo
 
 PREEMPT = "preempt"
@@ -51,7 +51,8 @@ class EngineRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """tokens: how many could be loaded beyond the computed ones; at least one token of the request is left over.
+    """tokens: how many could be loaded beyond the computed ones; at least one token of the request is left over, except
+    where the engine takes one back after the load by itself.
 
     disk: of these, tokens that would come from disk. wait: asking again next step will give more for less; an engine
     that cannot wait goes on with `tokens`. It ends after a deadline of the connector's.
@@ -105,12 +106,13 @@ class SchedulerConnector(ABC):
         """
 
     @abstractmethod
-    def allocated(self, request: EngineRequest, pages: Pages, computed: int, taken: int) -> None:
+    def allocated(self, request: EngineRequest, pages: Pages, computed: int, taken: int) -> int:
         """The request has pages, and `taken` tokens (0 to what the last hit offered) beyond `computed` are to be
         loaded into them.
 
         With taken > 0 exactly one Loaded follows, unless the request is released before; until then the pages of
         these tokens belong to the connector and the request does not run. Called again after a preemption.
+        Returns the tokens whose load has begun, 0 to `taken`.
         """
 
     @abstractmethod

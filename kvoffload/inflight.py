@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvoffload.layout import Layout
-from kvoffload.messages import Copies, Job, JobKind, Outcome, Status, StatusArray
+from kvoffload.messages import Copies, Job, JobKind, Outcome, RequestId, Status, StatusArray
 
 log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0
 """Seconds between two lines about late jobs."""
-
-RequestId = str | int
 
 _SEVERITY = np.zeros(len(Status), np.uint8)
 _SEVERITY[[Status.OK, Status.COPY_FAILED, Status.NOT_DONE, Status.READ_FAILED]] = [0, 1, 2, 3]
@@ -128,9 +126,15 @@ class InFlight:
         return self._next - 1
 
     def add(
-        self, kind: JobKind, copies: Copies, deadline: float, owner: RequestId | None = None, load: int = 0
+        self,
+        kind: JobKind,
+        copies: Copies,
+        deadline: float,
+        owner: RequestId | None = None,
+        load: int = 0,
+        whole: bool = False,
     ) -> Running:
-        job = Job(self.new_id(), kind, copies)
+        job = Job(self.new_id(), kind, copies, owner, whole)
         running = Running(job, set(self._ranks), owner, load, deadline=deadline)
         self._jobs[job.id] = running
         self._unsent.append(job)

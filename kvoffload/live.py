@@ -8,8 +8,8 @@ import numpy as np
 import xxhash
 
 from kvoffload.index import Index, Matcher
-from kvoffload.inflight import RequestId
 from kvoffload.layout import GroupKind, Layout
+from kvoffload.messages import RequestId
 from kvoffload.requests import ChainLike, Pages, RequestInfo, RequestState
 
 

@@ -56,6 +56,7 @@ class Load:
     running: int = 0
     failed: int = 0
     blocks: int = 0
+    retry: bool = True
     expired: bool = False
     errors: list[str] = field(default_factory=list)
 
@@ -85,7 +86,9 @@ class Loads:
     def __len__(self) -> int:
         return len(self._loads)
 
-    def begin(self, state: RequestState, boundary: int, pages: Pages, deadline: float) -> LoadPlan:
+    def begin(
+        self, state: RequestState, boundary: int, pages: Pages, deadline: float, retry: bool = True
+    ) -> LoadPlan:
         """Start loading tokens [state.computed, boundary) of the request. REQUIRES: boundary is restorable."""
         assert state.chain is not None
         begins, ends = self._spans(state.computed, boundary)
@@ -102,6 +105,7 @@ class Loads:
             begins,
             ends,
             ends[:],
+            retry=retry,
         )
         self._loads[load.id] = load
         self._fresh.append(load)
@@ -215,7 +219,9 @@ class Loads:
         load = part.load
         copies = part.copies if part.retried is None else part.copies[part.retried]
         owner = load.state.info.id if load.state else None
-        running = self._inflight.add(load.kind, copies, load.deadline, owner, load.id)
+        begun = load.rest is None and not load.failed and load.blocks == len(copies)
+        whole = owner is not None and begun and part.retried is None
+        running = self._inflight.add(load.kind, copies, load.deadline, owner, load.id, whole)
         self._parts[running.job.id] = part
 
     def advance(self, now: float) -> list[Finished]:
@@ -272,7 +278,7 @@ class Loads:
             assert part.status is not None
             part.status[part.retried] = 0 if status is None else status
             status = part.status
-        elif status is not None and not load.expired:
+        elif status is not None and load.retry and not load.expired:
             failed = np.flatnonzero((status == Status.READ_FAILED) | (status == Status.COPY_FAILED))
             if len(failed):
                 part.status, part.retried = status, failed

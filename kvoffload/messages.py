@@ -42,6 +42,8 @@ RECORD_DTYPE = np.dtype(
 )
 """One block found on disk at start: the mover's inventory."""
 
+RequestId: TypeAlias = str | int
+
 Copies: TypeAlias = NDArray[np.void]
 """(n,) of COPY_DTYPE, C-contiguous."""
 
@@ -82,11 +84,15 @@ class Job:
     STORE: device page -> host slot. LOAD: host slot -> device page, after a read from disk where
     CopyFlag.READ is set. READ: disk slot -> host slot. WRITE: host slot -> disk slot.
     In a LOAD a transit slot may stand in several copies: they use it one after the other, in order.
+    request: whose pages the job touches, None where there are none or the request has gone. whole: the job is all of a
+    load from its first block to its last, so that the load has ended well once every copy is OK.
     """
 
     id: int
     kind: JobKind
     copies: Copies
+    request: RequestId | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,7 +270,7 @@ class Mover:
             if not self._copier.wait(running.handle, max(0.0, end - time.monotonic())):
                 return False
         tasks = [self._tasks[i].future for i in wanted & self._tasks.keys()]
-        return not wait_for(tasks, max(0.0, end - time.monotonic())).not_done
+        return not tasks or not wait_for(tasks, max(0.0, end - time.monotonic())).not_done
 
     def wait_layer(self, job_id: int, layer: int, stream: int = 0, timeout: float = 60.0) -> bool:
         """The bytes of this layer (a place in its group's pool) are there for what comes next: on a device with
@@ -285,6 +285,10 @@ class Mover:
     def hung_calls(self) -> int:
         """Calls of the disk tier that did not return in time; it is off while there is one."""
         return 0 if self._work is None else self._work.hung_total
+
+    def drain(self, timeout: float) -> bool:
+        """Block until everything submitted has an outcome; False after `timeout` seconds."""
+        return self.wait([*self._tasks, *(c.job.id for c in self._copying)], timeout)
 
     def close(self) -> None:
         """End every job (what has not begun is NOT_DONE), then release files, threads and memory. Idempotent."""

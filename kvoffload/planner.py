@@ -14,10 +14,10 @@ from kvoffload.config import Config
 from kvoffload.errors import LayoutError
 from kvoffload.events import Event, EventStream
 from kvoffload.index import Index
-from kvoffload.inflight import InFlight, LateJobs, RequestId, Running
+from kvoffload.inflight import InFlight, LateJobs, Running
 from kvoffload.layout import Layout
 from kvoffload.live import LiveRequests, covered, fork_point, newly_produced, restorable
-from kvoffload.messages import Geometry, Inventory, JobKind, Outcome, Plans
+from kvoffload.messages import Geometry, Inventory, JobKind, Outcome, Plans, RequestId
 from kvoffload.requests import (
     ChainLike,
     Finished,
@@ -124,11 +124,13 @@ class Planner:
             self.counters.add("matched_disk", found.disk)
         return found
 
-    def load(self, request: RequestInfo, chain: ChainLike, boundary: int, pages: Pages) -> LoadPlan:
+    def load(
+        self, request: RequestInfo, chain: ChainLike, boundary: int, pages: Pages, *, retry: bool = True
+    ) -> LoadPlan:
         """Begin loading tokens [computed of the last match, boundary) into `pages`; blocks of windows
         without a page are left out, and full groups end the load at the first block without one. What is no longer
         there shortens the load: see LoadPlan. The pages belong to the load until it has Finished, also after an
-        abort."""
+        abort. retry: a failed block is tried once more; not for an engine that goes on at once without it."""
         state = self.requests.get_or_make(request, chain, self._now)
         best = restorable(state, boundary)
         if best > state.computed:
@@ -138,7 +140,7 @@ class Planner:
             return LoadPlan(0, state.computed, 0, max(0, boundary - state.computed))
         if self._events is not None:
             self._events.name_load(state, best)
-        plan = self._tiers.loads.begin(state, best, pages, self._deadline)
+        plan = self._tiers.loads.begin(state, best, pages, self._deadline, retry)
         return LoadPlan(plan.id, best, plan.blocks, max(0, boundary - best))
 
     def prefetch(self, request: RequestInfo, chain: ChainLike, deadline: float) -> int:

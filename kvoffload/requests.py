@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvoffload.index import Matcher
-from kvoffload.inflight import RequestId
-from kvoffload.messages import JobKind
+from kvoffload.messages import JobKind, RequestId
 
 Pages = Sequence[NDArray[np.int32]]
 """By group: the device page of block i at [i]; -1 or beyond the end = no page."""

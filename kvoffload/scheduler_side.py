@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from kvoffload.connector import PREEMPT, EngineRequest, Hit, Loaded, Scheduled, SchedulerConnector, Update
 from kvoffload.events import Event, tokens_of
-from kvoffload.inflight import RequestId
 from kvoffload.keys import KeyArray
-from kvoffload.messages import Inventory, JobKind, Outcome, Plans
+from kvoffload.layout import GroupKind, Layout
+from kvoffload.messages import Inventory, JobKind, Outcome, Plans, RequestId
 from kvoffload.planner import Planner
 from kvoffload.requests import ChainLike, Finished, Match, Pages
 
@@ -50,11 +50,20 @@ class _Live:
     burnt: bool = False
 
 
+def _may_repeat(layout: Layout) -> bool:
+    """Whether the last token before any boundary can be computed again from what the boundary needs: no state has taken
+    it in, and every window's first block reaches one token further back."""
+    kinds = [g for g in layout.groups if not g.transient and g.kind is not GroupKind.FULL]
+    return all(g.kind is GroupKind.SLIDING and g.lookback % g.tokens_per_block for g in kinds)
+
+
 class PlannerConnector(SchedulerConnector):
     """Thread: the scheduler's. The planner is this object's from here on; nobody else calls tick or complete."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, *, whole: bool = False) -> None:
+        """whole: a load may bring every token of a request, since the engine then computes the last one again."""
         self.planner = planner
+        self._kept = 0 if whole and _may_repeat(planner.layout) else 1
         self._live: dict[RequestId, _Live] = {}
         self._loads: dict[int, _Live] = {}
         self._holds: dict[int, set[int]] = {}
@@ -78,21 +87,25 @@ class PlannerConnector(SchedulerConnector):
         disk = min(found.disk * self.planner.layout.base_tokens, tokens)
         return Hit(tokens, disk, self._wait(live, found))
 
-    def allocated(self, request: EngineRequest, pages: Pages, computed: int, taken: int) -> None:
+    def allocated(
+        self, request: EngineRequest, pages: Pages, computed: int, taken: int, *, retry: bool = True
+    ) -> int:
+        """retry=False: the engine waits for the load inside this step and computes what fails."""
         live = self._known(request)
         live.waiting, live.patient, live.start, live.burnt = False, True, computed, False
         found = self._match(live, computed).boundary - computed
         base, count = self.planner.layout.base_tokens, self.planner.counters.add
         count("declined", max(0, found - taken) // base)
         if taken <= 0:
-            return
-        plan = self.planner.load(request.info, self._head(request), computed + taken, pages)
+            return 0
+        plan = self.planner.load(request.info, self._head(request), computed + taken, pages, retry=retry)
         count("vanished", max(0, computed + taken - plan.boundary) // base)
         if plan.id:
             live.load = plan.id
             self._loads[plan.id] = live
         else:
             self._loaded.append(Loaded(request.info.id, computed))
+        return max(0, plan.boundary - computed) if plan.id else 0
 
     def step(self, scheduled: Sequence[Scheduled], now: float) -> Plans:
         self._now = max(self._now, now)
@@ -148,7 +161,7 @@ class PlannerConnector(SchedulerConnector):
 
     def _head(self, request: EngineRequest) -> ChainLike:
         """The keys of what may be loaded: the last token is always computed, for its logits."""
-        blocks = max(0, request.tokens - 1) // self.planner.layout.base_tokens
+        blocks = max(0, request.tokens - self._kept) // self.planner.layout.base_tokens
         tokens = tokens_of(request.chain) if self.planner.tells_events else _NO_TOKENS
         return _Head(request.chain.keys[:blocks], tokens)
 
@@ -169,7 +182,10 @@ class PlannerConnector(SchedulerConnector):
     def _offer(self, item: Scheduled, live: _Live) -> None:
         base = self.planner.layout.base_tokens
         limit = item.request.tokens if self.planner.config.store_generated else item.request.prompt
-        ready = min(item.computed, limit, len(item.request.chain.keys) * base) // base * base
+        most = min(item.computed, limit) // base * base
+        if most <= live.offered:
+            return
+        ready = min(most, len(item.request.chain.keys) * base)
         if ready <= live.offered:
             return
         offer = self.planner.offer(item.request.info, item.request.chain, ready, item.pages)

@@ -10,7 +10,7 @@ from kvoffload.layout import DEFAULT_SLAB_BYTES, MAX_SLABS, MIN_SLOTS_PER_SLAB, 
 
 TRANSIT_SHARE = 16
 """One slab in so many of a rank's host slabs is transit, and where there is a disk at least one for each group: a slab
-belongs to one group at a time. Without a disk nothing passes through: one will do."""
+belongs to one group at a time. Without a disk nothing passes through, so there is none."""
 
 MIN_HOST_SLABS = 16
 """A small host tier is cut into at least so many slabs, as far as MIN_SLOTS_PER_SLAB lets it."""
@@ -40,17 +40,18 @@ def size_slabs(layout: Layout, host_bytes: int, disk_bytes: int, sharers: int = 
     slab_bytes = max(wanted, -(-max(host_bytes, disk_bytes) // MAX_SLABS))
     slab_bytes = -(-slab_bytes // SLOT_ALIGN) * SLOT_ALIGN
     total = host_bytes // slab_bytes
-    needed = sharers if disk_bytes else 1
+    needed = sharers if disk_bytes else 0
     if total <= needed:
+        transit = f" and {needed} for transit" if needed else ""
         raise ConfigError(
-            f"host_bytes gives {host_bytes} {_given_to(sharers)}; one slab of {slab_bytes} bytes for blocks and"
-            f" {needed} for transit need {(needed + 1) * slab_bytes}: raise host_bytes"
+            f"host_bytes gives {host_bytes} {_given_to(sharers)}; one slab of {slab_bytes} bytes for blocks{transit}"
+            f" needs {(needed + 1) * slab_bytes}: raise host_bytes"
         )
     if disk_bytes and disk_bytes < slab_bytes:
         raise ConfigError(
             f"disk_bytes gives {disk_bytes} {_given_to(sharers)}; one slab needs {slab_bytes}: raise disk_bytes"
         )
-    transit = 1
+    transit = 0
     if disk_bytes:
         transit = min(max(groups, total // (TRANSIT_SHARE * sharers)), (total - 1) // sharers)
     return Slabs(slab_bytes, total - needed * transit, transit, disk_bytes // slab_bytes)

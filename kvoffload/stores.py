@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvoffload.index import Index, IndexTier
-from kvoffload.inflight import InFlight, RequestId, Running
+from kvoffload.inflight import InFlight, Running
 from kvoffload.layout import Layout
-from kvoffload.messages import Copies, CopyFlag, JobKind, Status
+from kvoffload.messages import Copies, CopyFlag, JobKind, RequestId, Status
 from kvoffload.requests import Finished, Offer, Pages, RequestState
 from kvoffload.stats import TIERS, Counters
 from kvoffload.tails import Tails

@@ -17,7 +17,7 @@ def table() -> dict[str, str]:
 def cases_with_tests() -> set[str]:
     """Case ids in the names of test functions: test_DISK_02_..., test_REF_08_and_10_..."""
     found = set()
-    for path in (*(ROOT / "tests").glob("test_*.py"), *(ROOT / "kvoffload/testing").glob("*_suite.py")):
+    for path in (*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "kvoffload/testing").glob("*_suite.py")):
         for area, first, second in re.findall(
             r"^ *def test_([A-Z]+)_(\d\d)_(?:and_(\d\d)_)?", path.read_text(), re.MULTILINE
         ):

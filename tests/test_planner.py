@@ -231,7 +231,7 @@ def test_a_pending_store_has_a_deadline() -> None:
 
 def test_a_read_that_never_ends_expires_at_its_deadline(tmp_path: Path) -> None:
     """A load stuck in the disk read stops being waited for at the deadline and ends as expired once the read ends."""
-    gate = Gated(is_open=True)
+    gate = Gated({Op.READ}, is_open=True)
     clock = Clock()
     config = Config(deadline_s=5.0)
     sizes = Sizes(host=4, disk=10)
@@ -245,6 +245,7 @@ def test_a_read_that_never_ends_expires_at_its_deadline(tmp_path: Path) -> None:
         gate.hold()
         plan = rig.planner.load(info, chain, 320, pages)
         rig.local.step()
+        assert gate.arrived()
         assert rig.match(chain).loading
         clock.now = 5.1
         rig.local.step()

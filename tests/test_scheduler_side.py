@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 from engine_world import counting_engine, feed, forget, request, stored, until
 
 from kvoffload.config import Config
-from kvoffload.connector import Hit
+from kvoffload.connector import Hit, Scheduled
+from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.planner import Planner
 from kvoffload.scheduler_side import PlannerConnector
 from kvoffload.testing.engine import Device, Engine
@@ -86,3 +88,39 @@ def test_the_example_of_the_docs_runs():
     """The first Python block of docs/engine.md is complete and holds."""
     text = (Path(__file__).parents[1] / "docs/engine.md").read_text()
     exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], {})
+
+
+def _sliding(lookback):
+    groups = (CacheGroup(0, GroupKind.FULL, 16, 4096), CacheGroup(1, GroupKind.SLIDING, 16, 4096, lookback))
+    return Layout(16, groups)
+
+
+def _state():
+    return Layout(16, (CacheGroup(0, GroupKind.FULL, 16, 4096), CacheGroup(1, GroupKind.STATE, 16, 4096)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "whole", "tokens"),
+    [
+        (one_group(), False, 144),
+        (one_group(), True, 160),
+        (_sliding(31), True, 160),
+        (_sliding(32), True, 144),
+        (_state(), True, 144),
+    ],
+    ids=["kept back", "one group", "window reaches back", "window begins at a block", "state"],
+)
+def test_all_of_a_prompt_is_offered_where_its_last_token_can_be_computed_again(layout, whole, tokens):
+    """An engine that takes the last token back after a load is offered every full block of a prompt, but not where a
+    state has taken that token in, nor where its window begins one block before what the boundary needs."""
+    with Rig(Sizes(host=16, pages=32), layout=layout) as rig:
+        scheduler = PlannerConnector(rig.planner, whole=whole)
+        first = request(1, 160)
+        pages = [np.arange(10 * g, 10 * g + 10, dtype=np.int32) for g in range(len(layout.groups))]
+        scheduler.match(first, 0)
+        scheduler.allocated(first, pages, 0, 0)
+        plans = scheduler.step([Scheduled(first, 160, pages)], 0.0)
+        rig.movers[0].submit(plans)
+        assert rig.movers[0].wait([job.id for job in plans.jobs], 30.0)
+        scheduler.update(rig.movers[0].poll())
+        assert scheduler.match(request(2, 160), 0).tokens == tokens

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from kvoffload.connector import PREEMPT, Loaded, Scheduled, SchedulerConnector, WorkerConnector
 from kvoffload.errors import ConfigError
-from kvoffload.inflight import RequestId
+from kvoffload.messages import RequestId
 from kvoffload.requests import Pages
 from kvoffload.testing.engine.device import Device
 from kvoffload.testing.engine.sequence import Sequence, State

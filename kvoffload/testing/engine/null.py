@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvoffload.connector import EngineRequest, Hit, Scheduled, SchedulerConnector, Update
-from kvoffload.inflight import RequestId
+from kvoffload.messages import RequestId
 from kvoffload.requests import Pages
 
 
@@ -16,8 +16,8 @@ class NullConnector(SchedulerConnector):
     def match(self, request: EngineRequest, computed: int) -> Hit:
         return Hit()
 
-    def allocated(self, request: EngineRequest, pages: Pages, computed: int, taken: int) -> None:
-        """Nothing was offered, so nothing was taken."""
+    def allocated(self, request: EngineRequest, pages: Pages, computed: int, taken: int) -> int:
+        return 0  # nothing was offered, so nothing was taken
 
     def step(self, scheduled: Sequence[Scheduled], now: float) -> Any:
         return None

@@ -1,0 +1,131 @@
+"""Requests, steps and settings of the small vLLM in fake_engine.py: what a connector reads of vLLM's own."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from fake_mover import GARBAGE, Memory, begins
+from kvoffload.connectors.vllm.settings import Settings
+
+from kvoffload.config import Config
+from kvoffload.layout import CacheGroup, GroupKind, Layout
+
+SIZE = 4
+"""Tokens of a block."""
+
+FULL = Layout(SIZE, (CacheGroup(0, GroupKind.FULL, SIZE, 4096),))
+HYBRID = Layout(
+    SIZE,
+    (CacheGroup(0, GroupKind.FULL, SIZE, 4096), CacheGroup(1, GroupKind.SLIDING, SIZE, 4096, lookback=6)),
+)
+
+
+@dataclass(eq=False)
+class Request:
+    """What a connector reads of vLLM's Request; `state`, `table`, `life`, ... are the engine's own.
+
+    life: grows when what is in flight for the request no longer counts. device: the tokens as the workers know them,
+    another list in each life.
+    """
+
+    request_id: str
+    prompt: list[int]
+    answer: int
+    cache_salt: str | None = None
+    lora_request: Any = None
+    mm_features: list[Any] = field(default_factory=list)
+    prompt_embeds: Any = None
+    kv_transfer_params: Any = None
+    session_id: str = ""
+    num_computed_tokens: int = 0
+    state: str = "waiting"
+    reason: str | None = None
+    table: tuple[list[int], ...] = ()
+    life: int = 0
+    placeholders: int = 0
+    in_flight: int = 0
+    device: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.all_token_ids = list(self.prompt)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        digest, found = b"", []
+        for end in range(SIZE, self.num_tokens + 1, SIZE):
+            digest = hashlib.sha256(
+                digest + bytes(str(self.all_token_ids[end - SIZE : end]), "ascii")
+            ).digest()
+            found.append(digest)
+        return found
+
+    def get_finished_reason(self) -> str | None:
+        return self.reason
+
+
+@dataclass(eq=False)
+class Work:
+    """One request in one step: tokens [start, end) of `text`, as the workers know it by then, over this table."""
+
+    request: Request
+    life: int
+    start: int
+    end: int
+    samples: bool
+    table: tuple[list[int], ...]
+    text: list[int]
+    token: int | None = None
+
+
+@dataclass(eq=False)
+class Output:
+    """vLLM's SchedulerOutput, and with it what the step is to do."""
+
+    number: int
+    works: list[Work] = field(default_factory=list)
+    preempted_req_ids: set[str] = field(default_factory=set)
+    has_sync_kv_loads: bool = False
+    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
+    told: Any = None
+
+    @property
+    def num_scheduled_tokens(self) -> dict[str, int]:
+        return {work.request.request_id: work.end - work.start for work in self.works}
+
+    @property
+    def kv_connector_block_state(self) -> Output:
+        return self
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...] | None:
+        return next((work.table for work in self.works if work.request.request_id == request_id), None)
+
+
+def next_token(text: list[int]) -> int:
+    """What the model says after this text."""
+    return 3 + hashlib.sha256(bytes(str(text), "ascii")).digest()[0]
+
+
+def settings_of(ranks: int = 1, **options: Any) -> Settings:
+    """Of an engine with so many tensor parallel ranks."""
+    return Settings(Config(**{"host_bytes": 1 << 20, "model_id": "fake", **options}), (ranks, 1), "", 0)
+
+
+def is_right(layout: Layout, memory: Memory, work: Work) -> bool:
+    """Whether this rank's pages hold all that the work's tokens look back at."""
+    for group, table in zip(layout.groups, work.table, strict=True):
+        begin = 0 if group.kind is GroupKind.FULL else max(0, work.start - group.lookback) // SIZE
+        for block in range(begin, -(-work.start // SIZE)):
+            wanted = (group.id, tuple(work.text[: min(work.start, (block + 1) * SIZE)]))
+            if not begins(memory.pages.get(table[block], GARBAGE), wanted, (block + 1) * SIZE):
+                return False
+    return True
