@@ -164,10 +164,7 @@ class Mover:
             self._submit_copy(job, after, layered)
             return
         if work is None:
-            status = np.where(_broken(job) == Status.NOT_DONE, Status.READ_FAILED, Status.NOT_DONE)
-            self._done.append(
-                Outcome(job.id, self.rank, status.astype(np.uint8), "this rank has no disk tier")
-            )
+            self._done.append(Outcome(job.id, self.rank, _broken(job), "this rank has no disk tier"))
             return
         threads = self._writes if job.kind is JobKind.WRITE else self._loads
         self._tasks[job.id] = _Task(job, threads.submit(self._guard(job, lambda: work.run(job, after))))
@@ -245,8 +242,8 @@ class Mover:
             outcomes = [replace(o, status=self._share.whole(o.job, o.status)) for o in outcomes]
         if self._tier is None:
             return outcomes
-        sound = self._tier.healthy
-        healthy = sound and not (self._work and self._work.hung())
+        sound, hangs = self._tier.healthy, self._work is not None and self._work.hung()
+        healthy = sound and not hangs
         if not sound and time.monotonic() - self._probed_at > PROBE_SECONDS:
             self._probed_at = time.monotonic()
             if self._probing is None or self._probing.done():

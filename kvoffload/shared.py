@@ -41,7 +41,11 @@ class Member:
     count: int
 
     def __post_init__(self) -> None:
-        if not self.name or not self.name.replace("-", "").replace("_", "").isalnum() or not self.name.isascii():
+        if (
+            not self.name
+            or not self.name.replace("-", "").replace("_", "").isalnum()
+            or not self.name.isascii()
+        ):
             raise ConfigError(f"shared memory called {self.name!r}: give letters, digits, - and _")
         if not 0 <= self.index < self.count:
             raise ConfigError(f"member {self.index} of {self.count}: members count from 0")
@@ -88,7 +92,12 @@ class SharedTiers:
                 _sweep(folder)
                 if disk is not None:
                     self._owned = DiskTier(
-                        disk.directory, layout, slabs.slab_bytes, slabs.disk, disk.namespace, checksum=disk.checksum
+                        disk.directory,
+                        layout,
+                        slabs.slab_bytes,
+                        slabs.disk,
+                        disk.namespace,
+                        checksum=disk.checksum,
                     )
                     self.tier = LentTier(self._owned, writer=True)
                 self._lock = _make(path, slabs.slab_bytes * count)
@@ -150,7 +159,9 @@ def _make(path: Path, nbytes: int) -> int:
         os.close(held)
         shutil.rmtree(new, ignore_errors=True)
         if isinstance(error, TierError):
-            raise ConfigError(f"shared host memory: {error}; lower host_bytes or enlarge {path.parent}") from error
+            raise ConfigError(
+                f"shared host memory: {error}; lower host_bytes or enlarge {path.parent}"
+            ) from error
         raise
     return held
 

@@ -1,4 +1,4 @@
-"""The disk tier of another process, read beside it: ranks with equal bytes have one directory, and one of them writes."""
+"""The disk tier of another process, read beside it: of ranks with equal bytes one writes to their directory."""
 
 from __future__ import annotations
 
@@ -38,12 +38,7 @@ class DiskReader(Tier):
         groups = tuple((g.block_bytes, g.slot_bytes) for g in layout.groups)
         try:
             self._manifest = self._found()
-            found = (self._manifest.slab_bytes, self._manifest.slabs, self._manifest.groups)
-            if found != (slab_bytes, slabs, groups):
-                raise TierError(
-                    f"{directory} has (slab bytes, slabs, (block, slot) bytes) {found}, this rank"
-                    f" {(slab_bytes, slabs, groups)}: ranks with equal bytes need one layout"
-                )
+            _check_sizes(directory, self._manifest, (slab_bytes, slabs, groups))
             flags = os.O_RDONLY | os.O_CLOEXEC
             slots = self._keep(os.open(directory / "slots", flags))
             self._table = self._keep(os.open(directory / "table", flags))
@@ -125,3 +120,12 @@ class DiskReader(Tier):
     def _keep(self, file: int) -> int:
         self._files.append(file)
         return file
+
+
+def _check_sizes(directory: Path, manifest: Manifest, mine: tuple[object, ...]) -> None:
+    found = (manifest.slab_bytes, manifest.slabs, manifest.groups)
+    if found != mine:
+        raise TierError(
+            f"{directory} has (slab bytes, slabs, (block, slot) bytes) {found}, this rank {mine}: ranks with equal"
+            " bytes need one layout"
+        )
