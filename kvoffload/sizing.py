@@ -42,9 +42,9 @@ def size_slabs(layout: Layout, host_bytes: int, disk_bytes: int, sharers: int = 
     total = host_bytes // slab_bytes
     needed = sharers if disk_bytes else 0
     if total <= needed:
-        passing = f" and {needed} for transit" if needed else ""
+        beside = f" and {needed} for transit" if needed else ""
         raise ConfigError(
-            f"host_bytes gives {host_bytes} {_given_to(sharers)}; one slab of {slab_bytes} bytes for blocks{passing}"
+            f"host_bytes gives {host_bytes} {_given_to(sharers)}; one slab of {slab_bytes} bytes for blocks{beside}"
             f" needs {(needed + 1) * slab_bytes}: raise host_bytes"
         )
     if disk_bytes and disk_bytes < slab_bytes:

@@ -174,7 +174,7 @@ def test_reuse_and_waste_are_told_apart_by_finish_and_kind() -> None:
         now += 1.0
         serve(ix, [turn % 4 * 100 + i for i in range(10)], now, stream=1 + turn % 4)
         if turn % 4 == 0:
-            serve(ix, [7, 8, 9, *(20_000 + turn * 9 + i for i in range(6))], now, 500 + turn, END_TURN)
+            serve(ix, [0, 1, 2, *(20_000 + turn * 9 + i for i in range(6))], now, 500 + turn, END_TURN)
     rows = {(r["kind"], r["pace"], r["finish"]): r for r in ix.policy(0)["classes"]}
     tool, end = rows["own", "middle", "tool_use"], rows["own", "unknown", "end_turn"]
     assert tool["reused"] > 0.9 * tool["at_risk"] / 8  # it lives through eight bins each time

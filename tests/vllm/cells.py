@@ -22,14 +22,15 @@ DTYPES = ("float32", "bfloat16")
 BLOCKS = (32, 64)
 PROCESSES = ("one", "two")
 
-HOST = {"float32": "4MiB", "bfloat16": "2MiB"}
-"""Room for the usual prompts of any model, and not for much more."""
+HOST = {"float32": 4, "bfloat16": 2}
+"""MiB: room for the usual prompts of any model in blocks of 32 tokens, and not for much more. Twice that for 64: a slab
+has eight slots at least and belongs to one group."""
 
 HASHES = {"float32": "sha256", "bfloat16": "sha256_cbor"}
 """Both ways to a key: kvoffload's own, since vLLM's default does not last, and vLLM's."""
 
 DISK = "64MiB"
-FLOOD = (900, 900, 900, 900, 900, 900)
+FLOOD = (900,) * 12
 """Prompts that are several times what the host tier holds."""
 
 
@@ -108,7 +109,8 @@ def _plain(model: Path, dtype: str, block: int) -> Answers:
 
 
 def _engine(cell: Cell, models: Path, folder: Path) -> Engine:
-    options = {"host_bytes": HOST[cell.dtype], "disk_path": str(folder / cell.name), "disk_bytes": DISK}
+    host = f"{HOST[cell.dtype] * cell.block // min(BLOCKS)}MiB"
+    options = {"host_bytes": host, "disk_path": str(folder / cell.name), "disk_bytes": DISK}
     return Engine(
         tiny.model(cell.model, models),
         options,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import runner  # noqa: E402
 import tiny  # noqa: E402
+from elsewhere import Elsewhere, asked  # noqa: E402
 
 SECONDS = 300
 """Of each test: most start an engine."""
@@ -52,6 +53,20 @@ def models(request: pytest.FixtureRequest) -> Path:
 def model(models: Path) -> Callable[[str], Path]:
     """The folder of a tiny model, by name."""
     return lambda name: tiny.model(name, models)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the disks of all cells of the matrix are."""
+    return tmp_path_factory.mktemp("disks")
+
+
+@pytest.fixture(scope="session")
+def beside(request: pytest.FixtureRequest, models: Path, folder: Path) -> Iterator[Elsewhere]:
+    """Cells whose engine has a process of its own; they run while other tests do."""
+    run = Elsewhere(models, folder, "first,second", asked(request, BESIDE))
+    yield run
+    run.close()
 
 
 runner.import_vllm()

@@ -9,11 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import pytest
 from cells import Stage
 
 PATIENCE_S = 1800.0
 TAIL = 3000
 """Characters of the process's last words that a failure shows."""
+
+
+def asked(request: pytest.FixtureRequest, fixture: str) -> list[str]:
+    """Names of the cells of this session whose test uses the fixture."""
+    items = [i for i in request.session.items if isinstance(i, pytest.Function) and fixture in i.fixturenames]
+    return list(dict.fromkeys(i.callspec.params["cell"] for i in items if "cell" in i.fixturenames))
 
 
 class Elsewhere:

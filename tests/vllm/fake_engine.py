@@ -221,7 +221,7 @@ class FakeEngine:
             return True
         computed = len(local) * SIZE + external
         assert computed <= request.num_tokens
-        assert external == 0 or computed < request.num_tokens
+        assert external == 0 or later or computed < request.num_tokens
         count = 0 if later else min(budget, request.num_tokens - computed)
         for page in local:
             self._take(page)
@@ -250,6 +250,7 @@ class FakeEngine:
                 self._release(request)
         else:
             self._cache(request, request.num_computed_tokens)
+            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         request.state = "waiting"
 
     def _process(self, output: Output) -> None:

@@ -54,8 +54,9 @@ def prompts(seed: int = 1, lengths: Sequence[int] = LENGTHS) -> list[Prompt]:
 
 
 def restorable(lengths: Iterable[int] = LENGTHS, block: int = 32) -> list[int]:
-    """Tokens of each prompt that a load can bring: full blocks, and one token left to compute."""
-    return [(n - 1) // block * block for n in lengths]
+    """Tokens of each prompt that a load can bring: all full blocks. Where they are all of it vLLM computes the last
+    token again after the load."""
+    return [n // block * block for n in lengths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class Engine:
         in a while."""
         for _ in range(2):
             if not self._multiprocess:
-                self.scheduler._looked = 0.0
+                self.scheduler._looked = self.worker._looked = 0.0
             else:
                 time.sleep(SHOWN_S)
             self.generate([[3]], 1)

@@ -9,6 +9,7 @@ from fake_engine import FULL, HYBRID, SIZE, FakeEngine, Output, Request, Work, s
 from kvoffload.connectors.vllm import compat
 from kvoffload.connectors.vllm.requests import GrownChain
 
+from kvoffload.layout import CacheGroup, GroupKind, Layout
 from kvoffload.messages import JobKind
 
 LOAD, STORE = JobKind.LOAD, JobKind.STORE
@@ -37,7 +38,7 @@ def one(engine: FakeEngine, name: str, tokens: list[int], answer: int) -> Reques
 
 
 def test_INCR_01_a_load_leaves_alone_what_pages_hold_already():
-    """Pages hold 4 blocks of the prompt and host 9: only blocks 4 to 8 are written."""
+    """Pages hold 4 blocks of the prompt and host all 10: only blocks 4 to 9 are written."""
     engine = FakeEngine(FULL)
     one(engine, "first", prompt(40), 1)
     keys = list(engine.cached)
@@ -46,7 +47,7 @@ def test_INCR_01_a_load_leaves_alone_what_pages_hold_already():
     since = len(engine.movers[0].seen)
     one(engine, "second", prompt(40), 1)
     loads = [job for job in engine.movers[0].seen[since:] if job.kind is LOAD]
-    assert [job.copies["depth"].tolist() for job in loads] == [[4, 5, 6, 7, 8]]
+    assert [job.copies["depth"].tolist() for job in loads] == [[4, 5, 6, 7, 8, 9]]
     assert {page: engine.memories[0].pages[page] for page in before} == before
 
 
@@ -61,11 +62,24 @@ def test_INCR_02_decoding_stores_at_block_ends_only(depth):
     assert stored(engine) == list(range(blocks))
 
 
-@pytest.mark.parametrize("layout", [FULL, HYBRID])
-@pytest.mark.parametrize(("length", "loaded"), [(41, 40), (40, 36), (43, 40), (1, 0)])
+EVEN = Layout(
+    SIZE,
+    (
+        CacheGroup(0, GroupKind.FULL, SIZE, 4096),
+        CacheGroup(1, GroupKind.SLIDING, SIZE, 4096, lookback=2 * SIZE),
+    ),
+)
+"""One token before a boundary the window needs a block more than at it."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "length", "loaded"),
+    [(x, n, n // SIZE * SIZE) for x in (FULL, HYBRID) for n in (1, 40, 41, 43)]
+    + [(EVEN, 40, 36), (EVEN, 41, 40)],
+)
 def test_INCR_04_and_05_one_token_is_left_and_left_out_once(layout, length, loaded):
-    """All of a prompt is in host: what is offered and what is loaded is the same, all but the block of the last
-    token, and the keys are what they were."""
+    """All of a prompt is in host: what is offered and what is loaded is the same, the keys are what they were, and the
+    engine has a token to compute: the last one again, or the last block where a window does not reach back from it."""
     engine = FakeEngine(layout)
     one(engine, "first", prompt(48), 1)
     one(engine, "same", prompt(length), 1)

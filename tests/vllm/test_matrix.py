@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from cells import ALL, Cell, first, pairwise
-from elsewhere import Elsewhere
+from elsewhere import Elsewhere, asked
 from runner import LENGTHS, restorable
 
 
@@ -17,12 +17,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     processes = "two" if "beside" in metafunc.fixturenames else "one"
     if "cell" in metafunc.fixturenames:
         metafunc.parametrize("cell", [c.name for c in cells if c.processes == processes])
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """Where the disks of all cells are."""
-    return tmp_path_factory.mktemp("disks")
 
 
 @pytest.fixture(scope="session")
@@ -38,12 +32,6 @@ def firsts(models, folder):
     return run
 
 
-def asked(request, fixture):
-    """Names of the cells of this session whose test uses the fixture."""
-    items = [i for i in request.session.items if fixture in i.fixturenames and "cell" in i.fixturenames]
-    return list(dict.fromkeys(i.callspec.params["cell"] for i in items))
-
-
 @pytest.fixture(scope="session")
 def fresh(request, models, folder, firsts):
     """One process that was not there when the disks were written, and opens each of them."""
@@ -51,14 +39,6 @@ def fresh(request, models, folder, firsts):
     for name in names:
         firsts(name)
     run = Elsewhere(models, folder, "second", names)
-    yield run
-    run.close()
-
-
-@pytest.fixture(scope="session")
-def beside(request, models, folder):
-    """Cells whose engine has a process of its own; they run while other tests do."""
-    run = Elsewhere(models, folder, "first,second", asked(request, "beside"))
     yield run
     run.close()
 
