@@ -30,15 +30,24 @@ int registration(const void* memory, std::size_t bytes) {
     return 0;
 }
 
-// A copy from or to this memory, which is registered or not, has been put into a stream (1) or has ended
-// (-1).
-void count_copies(const void* memory, int more) {
+// A copy from or to this memory has been put into a stream. Returns the base of the registration that it
+// holds, 0 where the memory is in none: it may be registered while the copy runs.
+std::uintptr_t hold(const void* memory) {
     const auto address = reinterpret_cast<std::uintptr_t>(memory);
     std::lock_guard<std::mutex> lock(machine().mutex);
     const auto after = machine().registered.upper_bound(address);
-    if (after == machine().registered.begin()) return;
+    if (after == machine().registered.begin()) return 0;
     const auto found = std::prev(after);
-    if (address < found->first + found->second.bytes) found->second.copies += more;
+    if (address >= found->first + found->second.bytes) return 0;
+    ++found->second.copies;
+    return found->first;
+}
+
+// The copy has ended.
+void let_go(std::uintptr_t base) {
+    if (base == 0) return;
+    std::lock_guard<std::mutex> lock(machine().mutex);
+    --machine().registered.at(base).copies;
 }
 
 }  // namespace
@@ -98,12 +107,11 @@ simError_t simMemcpyAsync(void* to, const void* from, std::size_t bytes, simMemc
     note(in ? "copy_in" : "copy_out", stream, nullptr, static_cast<std::int64_t>(bytes), 1, place == 0, true);
     if (place < 0) return result(simErrorInvalidValue);
     if (due("copy_at")) return result(simErrorLaunchFailure);
-    const void* const host = in ? from : to;
-    count_copies(host, 1);
+    const std::uintptr_t held = hold(in ? from : to);
     push(stream, [=] {
         delay("copy_delay_us");
         std::memcpy(to, from, bytes);
-        count_copies(host, -1);
+        let_go(held);
     });
     if (place == 0) sim::synchronize(stream);
     return simSuccess;
@@ -116,6 +124,7 @@ simError_t simMemcpyBatchAsync(void* const* to, const void* const* from, const s
         void* to;
         const void* from;
         std::size_t bytes;
+        std::uintptr_t held_to, held_from;
     };
     std::vector<Part> parts;
     std::int64_t total = 0;
@@ -124,7 +133,7 @@ simError_t simMemcpyBatchAsync(void* const* to, const void* const* from, const s
     bool good = described && stream != nullptr && count > 0;
     for (std::size_t i = 0; i < count; ++i) {
         total += static_cast<std::int64_t>(bytes[i]);
-        parts.push_back({to[i], from[i], bytes[i]});
+        parts.push_back({to[i], from[i], bytes[i], 0, 0});
         good = good && indices[i] < attribute_count && bytes[i] > 0 && registration(to[i], bytes[i]) >= 0 &&
                registration(from[i], bytes[i]) >= 0;
     }
@@ -134,16 +143,16 @@ simError_t simMemcpyBatchAsync(void* const* to, const void* const* from, const s
     const auto limit = static_cast<std::size_t>(planted("batch_limit"));
     if (!good || (limit != 0 && count > limit)) return result(simErrorInvalidValue);
     if (due("copy_at")) return result(simErrorLaunchFailure);
-    for (const Part& part : parts) {
-        count_copies(part.to, 1);
-        count_copies(part.from, 1);
+    for (Part& part : parts) {
+        part.held_to = hold(part.to);
+        part.held_from = hold(part.from);
     }
     push(stream, [parts = std::move(parts)] {
         delay("copy_delay_us");
         for (const Part& part : parts) {
             std::memcpy(part.to, part.from, part.bytes);
-            count_copies(part.to, -1);
-            count_copies(part.from, -1);
+            let_go(part.held_to);
+            let_go(part.held_from);
         }
     });
     return simSuccess;

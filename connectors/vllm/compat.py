@@ -74,6 +74,12 @@ def weights_revision(vllm_config: Any) -> str:
     return f"files:{digest.hexdigest()[:16]}"
 
 
+def forward_mode(context: Any) -> str:
+    """The kind of graph by which a forward runs; "" where its layers' hooks do not run, or nothing is known."""
+    mode = str(getattr(getattr(context, "cudagraph_runtime_mode", None), "name", ""))
+    return mode if mode in ("NONE", "PIECEWISE") else ""
+
+
 def data_parallel_index(vllm_config: Any) -> int:
     """Which engine of a data-parallel set this is. The rank is no use: vLLM sets it to 0 for dense models."""
     parallel = vllm_config.parallel_config

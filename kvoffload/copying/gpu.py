@@ -107,10 +107,13 @@ class GpuCopyEngine(CopyEngine):
     def submit_layers(self, copies: Copies, after: object, layers: Sequence[int]) -> int:
         return self._native().submit_layers(copies, checked_point(after).event, layers)
 
-    def wait_layer(self, handle: int, layer: int, stream: int, timeout: float = 0.0) -> bool:
-        """Always True. Of a load that did not go layer by layer, `stream` waits for all of it, and the caller until
-        its copies have been put into their streams."""
-        self._native().wait_layer(handle, layer, stream)
+    def wait_layer(self, handle: int, layer: int, stream: int, timeout: float = 60.0) -> bool:
+        """Of a load that did not go layer by layer, `stream` waits for all of it, and the caller until its copies have
+        been put into their streams. Where the device refuses a wait the caller waits for the load itself."""
+        try:
+            self._native().wait_layer(handle, layer, stream)
+        except RuntimeError:
+            return self.wait(handle, timeout)
         return True
 
     def query(self, handle: int) -> StatusArray | None:

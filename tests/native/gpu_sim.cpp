@@ -288,9 +288,29 @@ void test_close(World& world) {
     sim::clear_plants();
 }
 
+// Memory that is registered while a copy of it runs is not held by that copy.
+void test_registered_meanwhile() {
+    std::vector<std::uint8_t> pages(4096, 7), slots(4096);
+    simStream_t stream;
+    CHECK(simStreamCreateWithPriority(&stream, 0, 0) == simSuccess);
+    sim::plant("copy_delay_us", 20'000);
+    void* const to = slots.data();
+    const void* const from = pages.data();
+    const std::size_t bytes = slots.size(), first = 0;
+    const int order = simMemcpySrcAccessOrderStream;
+    CHECK(simMemcpyBatchAsync(&to, &from, &bytes, 1, &order, &first, 1, stream) == simSuccess);
+    CHECK(simHostRegister(to, bytes, 0) == simSuccess);
+    CHECK(simStreamSynchronize(stream) == simSuccess);
+    CHECK(simHostUnregister(to) == simSuccess);
+    CHECK(slots == pages);
+    CHECK(simStreamDestroy(stream) == simSuccess);
+    sim::clear_plants();
+}
+
 }  // namespace
 
 int main() {
+    test_registered_meanwhile();
     const std::vector<std::vector<std::int64_t>> layouts{
         {4096, 4096}, {7, 656, 1, 33}, {1}, {40000}, {16384, 16400}};
     for (const auto& sizes : layouts) {

@@ -6,7 +6,7 @@ block is right if what lies there is the text that its key names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ class ScriptedMover:
         self.seen: list[Job] = []
         self._done: list[Outcome] = []
 
-    def submit(self, plans: Plans, events: Mapping[int, object] | None = None) -> None:
+    def submit(self, plans: Plans, after: object = None, layered: Collection[int] = ()) -> None:
         if plans.reset_disk:
             self.memory.disk.clear()
         for job in plans.jobs:
