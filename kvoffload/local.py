@@ -45,11 +45,11 @@ class Local:
         clock: Callable[[], float] = time.monotonic,
         *,
         held: Sequence[HostArena | DiskTier] = (),
-        point: Callable[[], object] | None = None,
+        point: Callable[[int], object] | None = None,
     ) -> None:
-        """held: what movers share; closed after them. point: for a device with streams, asked in each step that has
-        jobs: the point behind which their copies may start (Mover.submit), recorded by then. REQUIRES: every mover has
-        registered its pools and attached to the planner."""
+        """held: what movers share; closed after them. point: for devices with streams, asked for each mover (by its
+        place) in each step that has jobs: the point behind which their copies may start (Mover.submit), recorded by
+        then. REQUIRES: every mover has registered its pools and attached to the planner."""
         self.planner = planner
         self.movers = movers
         self._clock = clock
@@ -107,11 +107,10 @@ class Local:
     def step(self) -> list[Finished]:
         """Send what the planner has decided, take in what the movers have done. Never blocks."""
         plans = self.planner.tick(self._clock())
-        after = self._point() if plans.jobs and self._point is not None else None
         outcomes: list[Outcome] = []
-        for mover in self.movers:
+        for place, mover in enumerate(self.movers):
             if plans:
-                mover.submit(plans, after)
+                mover.submit(plans, self._point(place) if plans.jobs and self._point is not None else None)
             outcomes += mover.poll()
         return self.planner.complete(outcomes)
 
