@@ -1,23 +1,20 @@
 """Host memory and the disk tier of ranks with equal bytes, each rank a process of its own on one machine.
 
-The first rank of a set owns the disk directory: it alone writes, the others read beside it. It makes a folder with the
-memory, which appears under its name when all is in place; the others wait for that, and who comes last removes it: the
-memory lives as long as somebody has it mapped. What a process left that was killed before that goes with the next
-start: every member holds a shared lock on the folder.
+The first rank of a set makes the memory and owns the disk directory: it alone writes, the others read beside it. The
+memory lives as long as somebody has it mapped, and has no name once all have (rendezvous.py).
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
-import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvoffload.arena import HostArena
-from kvoffload.errors import ConfigError, TierError
+from kvoffload.arena import HostArena, available_host_bytes
+from kvoffload.errors import ConfigError
 from kvoffload.layout import Layout
+from kvoffload.rendezvous import PREFIX, Rendezvous
 from kvoffload.sizing import Slabs
 from kvoffload.tiers import files
 from kvoffload.tiers.base import Tier
@@ -26,9 +23,9 @@ from kvoffload.tiers.disk_reader import DiskReader
 from kvoffload.tiers.lent import LentTier
 
 FOLDER = Path("/dev/shm")
-PREFIX = "kvoffload-"
-WAIT_SECONDS = 0.01
-"""Between two looks whether the first rank is ready."""
+START_SECONDS = 60.0
+BACKED_PER_SECOND = 256 << 20
+"""Bytes of shared memory that any machine backs in a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +38,8 @@ class Member:
     count: int
 
     def __post_init__(self) -> None:
-        if (
-            not self.name
-            or not self.name.replace("-", "").replace("_", "").isalnum()
-            or not self.name.isascii()
-        ):
+        bare = self.name.replace("-", "").replace("_", "")
+        if not (bare.isalnum() and bare.isascii()):
             raise ConfigError(f"shared memory called {self.name!r}: give letters, digits, - and _")
         if not 0 <= self.index < self.count:
             raise ConfigError(f"member {self.index} of {self.count}: members count from 0")
@@ -62,9 +56,9 @@ class DiskPlace:
 
 class SharedTiers:
     """What one member gives its Mover: `Mover(rank, layout, slabs, copier, shared.tier, arena=shared.arena)`, where
-    rank % count is the member's index and every group has `count` replicas. Close it after the mover, the first
-    member's last.
+    rank % count is the member's index and every group has `count` replicas. Close it after the mover.
 
+    token: of this memory and no other; whoever gets plans for several members checks that theirs is the same.
     Thread: one. Lifetime: arena and tier are good until `close`."""
 
     def __init__(
@@ -75,43 +69,38 @@ class SharedTiers:
         disk: DiskPlace | None = None,
         *,
         folder: Path = FOLDER,
-        timeout: float = 60.0,
+        timeout: float | None = None,
     ) -> None:
-        """slabs: the same for all members. folder: on a file system in memory. Blocks until the first member is ready.
+        """slabs: the same for all members. folder: on a file system in memory. timeout: seconds for the first member to
+        be ready; None = START_SECONDS and what backing the memory takes. Blocks until then.
 
         Raises ConfigError for sizes that do not fit, TierError where the disk tier cannot be used or the first member
-        is not ready after `timeout` seconds."""
+        is not ready in time."""
+        unlike = [g.id for g in layout.groups if not g.transient and g.replicas != member.count]
+        if unlike:
+            raise ConfigError(
+                f"{member.count} ranks cannot share groups {unlike}, which have other numbers of replicas"
+            )
         self._arena: HostArena | None = None
-        self.tier: Tier | None = None
+        self._place: Rendezvous | None = None
         self._owned: Tier | None = None
-        self._lock: int | None = None
+        self.tier: Tier | None = None
         path = folder / (PREFIX + member.name)
         count = slabs.host + slabs.transit * (member.count if disk is not None else 1)
+        nbytes = slabs.slab_bytes * count
         try:
             if member.index == 0:
-                _sweep(folder)
-                if disk is not None:
-                    self._owned = DiskTier(
-                        disk.directory,
-                        layout,
-                        slabs.slab_bytes,
-                        slabs.disk,
-                        disk.namespace,
-                        checksum=disk.checksum,
-                    )
-                    self.tier = LentTier(self._owned, writer=True)
-                self._lock = _make(path, slabs.slab_bytes * count)
+                self._open_disk(layout, slabs, disk)
+                self._place = Rendezvous.make(path, lambda new: _reserve(new / "memory", nbytes, folder))
             else:
-                self._lock = _join(path, member, timeout)
-                if disk is not None:
-                    self._owned = self.tier = DiskReader(disk.directory, layout, slabs.slab_bytes, slabs.disk)
-            self._arena = HostArena(slabs.slab_bytes, count, layout, path / "memory")
-            _arrive(path, member)
+                wait = START_SECONDS + nbytes / BACKED_PER_SECOND if timeout is None else timeout
+                self._place = Rendezvous.join(path, wait)
+                self._read_disk(layout, slabs, disk)
+            self._arena = HostArena(slabs.slab_bytes, count, layout, self._place.inside("memory"))
+            self.token = self._place.token
+            self._place.arrive(member.index, member.count)
         except BaseException:
-            made = member.index == 0 and self._lock is not None
             self.close()
-            if made:
-                shutil.rmtree(path, ignore_errors=True)
             raise
 
     @property
@@ -129,75 +118,42 @@ class SharedTiers:
         arena, self._arena = self._arena, None
         if arena is not None:
             arena.close()
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
+        place, self._place = self._place, None
+        if place is not None:
+            place.close()
+
+    def _open_disk(self, layout: Layout, slabs: Slabs, disk: DiskPlace | None) -> None:
+        if disk is None:
+            return
+        self._owned = DiskTier(
+            disk.directory, layout, slabs.slab_bytes, slabs.disk, disk.namespace, checksum=disk.checksum
+        )
+        self.tier = LentTier(self._owned, writer=True)
+
+    def _read_disk(self, layout: Layout, slabs: Slabs, disk: DiskPlace | None) -> None:
+        """REQUIRES: the first member is there, since it opens its disk before."""
+        if disk is not None:
+            self._owned = self.tier = DiskReader(disk.directory, layout, slabs.slab_bytes, slabs.disk)
 
 
-def _locked(path: Path) -> int:
-    """A shared lock on a folder, until the descriptor is closed."""
-    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(held, fcntl.LOCK_SH)
-    return held
-
-
-def _make(path: Path, nbytes: int) -> int:
-    """The folder with memory for all, backed now: a full file system is an error here and not a signal later."""
-    if path.exists():
-        raise ConfigError(f"{path} is in use by another engine: give each set of ranks a name of its own")
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    files.make_private_directory(new)
-    held = _locked(new)
+def _reserve(path: Path, nbytes: int, folder: Path) -> None:
+    """A file with every byte backed: a full file system is an error here, and not a signal when it is touched."""
+    if nbytes > available_host_bytes():
+        raise ConfigError(
+            f"{nbytes} bytes of host memory are to be shared and {available_host_bytes()} are available (machine and"
+            " cgroup limits counted); lower host_bytes or raise the limit"
+        )
+    memory = files.open_private(path)
     try:
-        memory = files.open_private(new / "memory")
-        try:
-            files.reserve(memory, new / "memory", nbytes)
-        finally:
-            os.close(memory)
-        new.rename(path)
-    except BaseException as error:
-        os.close(held)
-        shutil.rmtree(new, ignore_errors=True)
-        if isinstance(error, TierError):
-            raise ConfigError(
-                f"shared host memory: {error}; lower host_bytes or enlarge {path.parent}"
-            ) from error
-        raise
-    return held
-
-
-def _join(path: Path, member: Member, timeout: float) -> int:
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            return _locked(path)
-        except FileNotFoundError:
-            if time.monotonic() > end:
-                raise TierError(
-                    f"{path}: the first of {member.count} ranks that share host memory was not ready in {timeout:g} s;"
-                    " its log says why"
-                ) from None
-        time.sleep(WAIT_SECONDS)
-
-
-def _arrive(path: Path, member: Member) -> None:
-    """Say that this member has mapped the memory; with the last one the folder goes."""
-    os.close(files.open_private(path / str(member.index)))
-    if all((path / str(i)).exists() for i in range(member.count)):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what nobody holds any more."""
-    for path in [*folder.glob(PREFIX + "*"), *folder.glob("." + PREFIX + "*")]:
-        try:
-            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(held)
+        os.posix_fallocate(memory, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EFBIG):
+            raise
+        os.ftruncate(memory, 0)
+        room = os.fstatvfs(memory)
+        raise ConfigError(
+            f"{folder}: {nbytes} bytes of host memory are to be shared and {room.f_bavail * room.f_frsize} are free"
+            " there; lower host_bytes or enlarge that file system (a container's: --shm-size)"
+        ) from error
+    finally:
+        os.close(memory)
