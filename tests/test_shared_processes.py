@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from shared_world import SLAB, Remote, fetch, layout_of, starts, store, together
+from process_world import SLAB, Remote, fetch, layout_of, starts, store, together
 
 from kvoffload.errors import ConfigError
 from kvoffload.requests import RequestInfo
@@ -198,7 +198,7 @@ def test_members_of_other_sizes_are_refused(folder, tmp_path):
     remote.hear()
     kind, message = Remote(replace(second, slabs=Slabs(SLAB, 19, 2, 60))).hear()
     assert kind == "ConfigError"
-    assert f"memory has {SLAB * 24} bytes, {SLAB * 23} are to be shared" in message
+    assert f"memory has {SLAB * 24} bytes, {SLAB * 23} are to be" in message
     kind, message = Remote(replace(second, slabs=Slabs(SLAB, 20, 2, 59))).hear()
     assert kind == "TierError"
     assert "ranks with equal bytes need one layout" in message
@@ -243,7 +243,7 @@ def test_a_small_file_system_is_an_error_at_start(tmp_path):
 
 def test_names_and_places_are_checked():
     """What could not be a file's name, and members that do not exist."""
-    for name in ("", "-", "a/b", "a.b", "ä"):
+    for name in ("", "-", "a/b", "a.b", "\u00e4"):
         with pytest.raises(ConfigError, match="give letters, digits, - and _"):
             Member(name, 0, 2)
     for index, count in ((2, 2), (-1, 2), (0, 0)):

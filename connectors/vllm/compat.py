@@ -87,6 +87,26 @@ def data_parallel_index(vllm_config: Any) -> int:
     return int(index if index is not None else getattr(parallel, "data_parallel_rank", 0) or 0)
 
 
+def equal_ranks(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Neighbouring tensor parallel ranks whose blocks vLLM says are the same bytes (latent attention), where it says
+    too that they are processes on one machine; else 1."""
+    parallel = vllm_config.parallel_config
+    copies = int(getattr(kv_cache_config, "kv_tp_replicas", 1) or 1)
+    here = (
+        getattr(parallel, "distributed_executor_backend", None) == "mp"
+        and getattr(parallel, "nnodes_within_dp", 0) == 1
+        and run_name(vllm_config) != ""
+    )
+    return copies if here and parallel.tensor_parallel_size % copies == 0 else 1
+
+
+def run_name(vllm_config: Any) -> str:
+    """Of this start of the engine, the same in all its processes, of letters and digits; "" where vLLM gives none."""
+    return "".join(
+        c for c in str(getattr(vllm_config, "instance_id", "") or "") if c.isascii() and c.isalnum()
+    )
+
+
 def refuse_unknown(vllm_config: Any) -> None:
     """Raise ConfigError for settings under which blocks would not mean what their hashes say, or would move."""
     parallel = vllm_config.parallel_config

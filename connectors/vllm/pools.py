@@ -81,8 +81,9 @@ def _block_axis(shape: tuple[int, ...], blocks: int) -> int | None:
     return None
 
 
-def layout_of(config: KVCacheConfig, caches: Mapping[str, Any]) -> tuple[Layout, Pools]:
-    """The groups of this worker and their device pages. caches: by layer, a tensor or several.
+def layout_of(config: KVCacheConfig, caches: Mapping[str, Any], copies: int = 1) -> tuple[Layout, Pools]:
+    """The groups of this worker and their device pages. caches: by layer, a tensor or several. copies: ranks with the
+    same bytes that share host memory.
 
     Raises LayoutError with the reason where a group cannot be handled.
     """
@@ -102,6 +103,7 @@ def layout_of(config: KVCacheConfig, caches: Mapping[str, Any]) -> tuple[Layout,
                 sum(r.page_bytes for r in pool),
                 lookback,
                 layers,
+                replicas=copies,
                 transient=transient,
             )
         )

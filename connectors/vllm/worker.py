@@ -20,11 +20,10 @@ from kvoffload.backing import Backing
 from kvoffload.layout import Layout, Pools
 from kvoffload.messages import Job, JobKind, Outcome, Plans, Status
 from kvoffload.mover import Mover
-from kvoffload.sizing import size_slabs
-from kvoffload.tiers.disk import DiskTier, rank_directory
 
 from .device import CpuDevice, StreamDevice, device_of
 from .layers import WHOLE, Hooks
+from .rank_tiers import RankTiers
 from .settings import Settings
 from .wire import Gap, Handshake, Report, StepPlans
 
@@ -41,6 +40,7 @@ class WorkerPart:
         self._settings = settings
         self._rank = rank
         self._mover: Mover | None = None
+        self._tiers: RankTiers | None = None
         self._backing: Backing | None = None
         self._device: CpuDevice | StreamDevice = CpuDevice()
         self._handshake: Handshake | None = None
@@ -66,21 +66,20 @@ class WorkerPart:
     ) -> None:
         """Open the tiers over these pages. device: torch's. places: see Hooks. Raises ConfigError or TierError where
         they do not fit."""
-        settings = self._settings
-        config = settings.config.resolve()
-        assert config.host_bytes is not None
-        name = settings.namespace(layout, facts)
-        slabs = size_slabs(layout, config.host_bytes // settings.ranks, config.disk_bytes // settings.ranks)
-        tier = None
-        if config.disk_path is not None:
-            path = rank_directory(config.disk_path, name.digest, settings.instance, self._rank)
-            tier = DiskTier(path, layout, slabs.slab_bytes, slabs.disk, name.digest, checksum=config.checksum)
+        name = self._settings.namespace(layout, facts)
         self._device = device_of(device)
         self._hooks = Hooks(places or {})
-        self._mover = Mover(self._rank, layout, slabs, self._device.copier(config.copy_mode), tier)
-        self._handshake = Handshake(layout, name, self._mover.register(pools))
+        tiers = self._tiers = RankTiers(self._settings, self._rank, layout, name)
+        copier = self._device.copier(self._settings.config.copy_mode)
+        self._mover = Mover(self._rank, layout, tiers.slabs, copier, tiers.tier, arena=tiers.arena)
+        self._handshake = Handshake(layout, name, self._mover.register(pools), tiers.memory)
         if not self._device.streams:  # a device's arena is backed when it is page-locked
             self._backing = Backing(self._mover.arena)
+
+    @property
+    def copies(self) -> int:
+        """Ranks that share one host memory with this one, itself counted."""
+        return self._settings.copies
 
     @property
     def handshake(self) -> Handshake | None:
@@ -168,6 +167,9 @@ class WorkerPart:
             self._mover.drain(self._settings.config.deadline_s)
             self._mover.close()
             self._mover = None
+        if self._tiers is not None:
+            self._tiers.close()
+            self._tiers = None
 
     # ---- inside ----
 

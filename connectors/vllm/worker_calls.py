@@ -26,7 +26,7 @@ class WorkerCalls(KVConnectorBase_V1):
         return self._worker
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        layout, pools = layout_of(self._kv_cache_config, kv_caches)
+        layout, pools = layout_of(self._kv_cache_config, kv_caches, self._mine.copies)
         facts = engine_facts(self._vllm_config, self._kv_cache_config, kv_caches)
         first = next(iter(kv_caches.values()))
         device = (first[0] if isinstance(first, list | tuple) else first).device

@@ -176,7 +176,7 @@ class Remote:
         return self.ask("poll")
 
     def wait(self, job_ids, timeout):
-        raise NotImplementedError
+        raise AssertionError("nobody waits here")
 
     def close(self):
         """In order; harmless after a kill."""
