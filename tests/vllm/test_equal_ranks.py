@@ -146,7 +146,7 @@ def test_TOPO_02_ranks_of_one_key_value_head_share_host_and_disk(models, tmp_pat
     with pair(folder, options) as engine:
         fresh = engine.generate(asked, TOKENS)
         assert (fresh.tokens, list(fresh.cached)) == (right, list(again.cached))
-        assert Live(engine).count("loaded_disk") > 30
+        assert Live(engine).count("restored") > 30
 
 
 @pytest.mark.usefixtures("forked_workers")
