@@ -44,10 +44,18 @@ class Plain:
         self.blocks: dict[Name, Block] = {}
         self.turn = 0
 
-    def use(self, session: int, begin: int, end: int) -> list[Name]:
-        """A turn that has these blocks on the device; those that are stored."""
-        self.turn += 1
+    def use(self, session: int, begin: int, end: int, again: int = 0) -> list[Name]:
+        """A turn that has these blocks on the device; those that are stored. again: it is the turn of that number,
+        which goes on, with all that it used before; not so if nothing may go for its first block but what it used
+        itself, for then it has been longest ago and is refused as it stands."""
         names = [(session, depth) for depth in range(begin, end)]
+        full = len(self.blocks) == self.room and names[0] not in self.blocks
+        self.turn += 1
+        if full and self.victim(names[0], again or self.turn) is None:
+            return []
+        for block in self.blocks.values():
+            if block.turn == again and not block.superseded:
+                block.turn = self.turn
         for name in names:
             if name in self.blocks:
                 self.blocks[name].turn, self.blocks[name].superseded = self.turn, False
@@ -55,17 +63,17 @@ class Plain:
         for name in names:
             if name in self.blocks:
                 continue
-            if len(self.blocks) == self.room and not self.give_up(name):
-                break
+            if len(self.blocks) == self.room:
+                victim = self.victim(name, self.turn)
+                if victim is None:
+                    break
+                del self.blocks[victim]
             self.blocks[name] = Block(self.turn, pinned=True)
             stored.append(name)
         return stored
 
-    def give_up(self, newcomer: Name) -> bool:
-        victim = self.first_superseded(newcomer) or self.longest_ago(newcomer)
-        if victim is not None:
-            del self.blocks[victim]
-        return victim is not None
+    def victim(self, newcomer: Name, its_turn: int) -> Name | None:
+        return self.first_superseded(newcomer) or self.longest_ago(newcomer, its_turn)
 
     def may_go(self, name: Name, newcomer: Name) -> bool:
         continued = name[0] == newcomer[0] and name[1] <= newcomer[1]
@@ -75,12 +83,12 @@ class Plain:
         left = [n for n, block in self.blocks.items() if block.superseded and self.may_go(n, newcomer)]
         return max(left, key=lambda n: n[1], default=None)
 
-    def longest_ago(self, newcomer: Name) -> Name | None:
+    def longest_ago(self, newcomer: Name, its_turn: int) -> Name | None:
         """The end of a turn's blocks stands for it: what lies before is not given up before it."""
         kept = {n: block.turn for n, block in self.blocks.items() if not block.superseded}
         for turn in sorted(set(kept.values())):
             end = max((n for n in kept if kept[n] == turn), key=lambda n: n[1])
-            if turn == self.turn:
+            if turn == its_turn:
                 return end if not self.blocks[end].pinned and end[1] > newcomer[1] else None
             if self.may_go(end, newcomer):
                 return end
@@ -93,8 +101,8 @@ class Real:
     def __init__(self, room: int) -> None:
         self.index = Index([(SLIDING, 1, WINDOW)], 1, [8], -(-room // 8), 0, 0, host_slots=room)
 
-    def use(self, session: int, begin: int, end: int) -> tuple[int, np.ndarray]:
-        segment = self.index.open_segment(0.0)
+    def use(self, session: int, begin: int, end: int, segment: int | None) -> tuple[int, np.ndarray]:
+        segment = self.index.open_segment(0.0) if segment is None else segment
         pages = [np.arange(end, dtype=np.int32)]
         copies, *_ = self.index.offer(segment, CHAINS[session], [begin], [end], pages)
         return segment, copies
@@ -110,11 +118,12 @@ class Both:
         self.plain, self.real = Plain(room), Real(room)
         self.running: list[tuple[int, np.ndarray, list[Name]]] = []
 
-    def use(self, session: int, end: int) -> int:
-        """A turn that ends there and has its window on the device; its segment, still open."""
+    def use(self, session: int, end: int, again: tuple[int, int] | None = None) -> int:
+        """A turn that ends there and has its window on the device; its segment, still open. again: (segment, number)
+        of a turn that goes on."""
         begin = max(end - WINDOW, 0)
-        segment, copies = self.real.use(session, begin, end)
-        stored = self.plain.use(session, begin, end)
+        segment, copies = self.real.use(session, begin, end, again[0] if again else None)
+        stored = self.plain.use(session, begin, end, again[1] if again else 0)
         assert [c["key"].tobytes() for c in copies] == [CHAINS[s][d].tobytes() for s, d in stored]
         self.running.append((session, copies, stored))
         self.compare()
@@ -148,25 +157,35 @@ def play(seed: int, turns: int) -> Plain:
     draw = random.Random(seed)
     both = Both(draw.randint(4, 24))
     ends: list[list[int]] = [[] for _ in range(SESSIONS)]
+    open_turns: dict[int, tuple[int, int]] = {}
     for _ in range(turns):
         session = draw.randrange(SESSIONS)
         for number in reversed(range(len(both.running))):
             if both.running[number][0] == session or draw.random() < 0.5:
                 both.end_copies(number)
         mine = ends[session]
+        if session in open_turns:  # its answer grows
+            mine[-1] = min(mine[-1] + draw.randint(0, 2), RANGE * (session + 1))
+            segment = both.use(session, mine[-1], open_turns.pop(session))
+            both.close(segment)
+            continue
         if mine and draw.random() < 0.3:
             both.close(both.use(session, draw.choice(mine)))
             continue
         low = mine[-1] if mine else RANGE * session
         end = min(low + draw.randint(1, 6), RANGE * (session + 1))
         segment = both.use(session, end)
+        number = both.plain.turn
         if mine and draw.random() < 0.8:
             begin, last = max(mine[-1] - WINDOW, 0), mine[-1]
             both.supersede(segment, session, begin, max(min(last, end - WINDOW), begin))
         elif draw.random() < 0.2:  # its own, while they are copied
             both.supersede(segment, session, max(end - WINDOW, 0), end)
-        both.close(segment)
         mine.append(end)
+        if draw.random() < 0.5:
+            open_turns[session] = segment, number
+        else:
+            both.close(segment)
     while both.running:
         both.end_copies(0)
     both.real.index.check_integrity()
