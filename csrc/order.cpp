@@ -156,6 +156,16 @@ std::uint32_t Order::next_tail(std::uint32_t id, int tier) const {
     return back;
 }
 
+std::uint32_t Order::deepest_superseded(int tier, const Newcomer& x, const Chain& chain,
+                                        std::uint8_t spared) const {
+    std::uint32_t id = tail(kSuperseded, x.group, tier);
+    for (std::uint32_t left = std::min(count(kSuperseded, x.group, tier), kLooks); left != 0; --left) {
+        if (may_go(id, spared) && !own_prefix(pool_[id], x, chain)) return id;
+        if (left > 1) id = next_tail(id, tier);
+    }
+    return kNone;
+}
+
 void Order::leave(std::uint32_t segment, int tier) {
     for (Scan& scan : scans_[tier]) {
         if (scan.at == segment) scan.at = next_victim(tier, segment);
@@ -191,11 +201,12 @@ std::uint32_t Order::victim(int tier, const Newcomer& x, const Chain& chain, std
         scan.at = next_victim(tier, kNone);
     }
     for (; scan.at != kNone; scan.at = next_victim(tier, scan.at)) {
-        const std::uint32_t last = tail(scan.at, x.group, tier);
         if (scan.at == kSuperseded) {
-            if (may_go(last, spared) && !own_prefix(pool_[last], x, chain)) return last;
+            const std::uint32_t left = deepest_superseded(tier, x, chain, spared);
+            if (left != kNone) return left;
             continue;
         }
+        const std::uint32_t last = tail(scan.at, x.group, tier);
         if (scan.at == x.segment && may_go(last, spared) && end(pool_[last]) > x.end) return last;
         scan.refused = learns && !policies_[tier]->displaces(x.segment, scan.at);
         if (scan.refused || (scan.at == x.segment && !learns)) return kNone;

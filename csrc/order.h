@@ -19,6 +19,7 @@
 namespace kvoffload {
 
 constexpr std::uint32_t kSuperseded = 0;  // the segment of what goes first
+constexpr std::uint32_t kLooks = 64;      // at so many of its blocks, per victim
 
 // The keys of one sequence: block j of a group with multiple k has the key keys[(j + 1) * k - 1].
 struct Chain {
@@ -108,7 +109,8 @@ class Order {
     // The entry to give up for x in its group, or kNone: x is the least valuable itself, or nothing may go.
     // Goes through the tier's segments, kSuperseded and then from the least valuable one: x's own segment
     // gives its tail if that lies deeper than x, else x loses; another gives its tail unless this is pinned
-    // or of x's own prefix.
+    // or of x's own prefix. Superseded blocks continue nothing, so there one that stays keeps none of the
+    // others: the deepest that may go does, of the kLooks deepest.
     // Where the policy learns, x also loses against the first segment that it may not displace, and a tail
     // with something below it stays.
     // Entries with a flag of `spared` count as pinned; it does not change within a batch.
@@ -179,6 +181,8 @@ class Order {
     std::uint32_t make(std::uint64_t stream, std::uint64_t order, double now);
     void close_one(std::uint32_t segment, int reason);
     std::uint32_t next_tail(std::uint32_t id, int tier) const;
+    std::uint32_t deepest_superseded(int tier, const Newcomer& x, const Chain& chain,
+                                     std::uint8_t spared) const;
     std::uint32_t next_victim(int tier, std::uint32_t after) const;
     void leave(std::uint32_t segment, int tier);
 

@@ -40,9 +40,9 @@ void forget_operations() {
 }
 
 void plant(const std::string& name, std::int64_t value) {
-    static const char* const names[] = {"device_error",  "register_call", "register_total", "batch_error",
-                                        "batch_limit",   "launch_at",     "copy_at",        "kernel_delay_us",
-                                        "copy_delay_us", "workers"};
+    static const char* const names[] = {"device_error",    "register_call", "register_total", "batch_error",
+                                        "batch_limit",     "launch_at",     "wait_at",        "copy_at",
+                                        "kernel_delay_us", "copy_delay_us", "workers"};
     if (std::find(std::begin(names), std::end(names), name) == std::end(names)) {
         throw std::invalid_argument("no fault is called " + name);
     }

@@ -13,6 +13,7 @@
 
 namespace kvoffload {
 
+using sim::due;
 using sim::machine;
 using sim::note;
 using sim::planted;
@@ -217,6 +218,7 @@ simError_t simStreamSynchronize(simStream_t stream) {
 simError_t simStreamWaitEvent(simStream_t stream, simEvent_t event, unsigned) {
     if (event == nullptr) return result(simErrorInvalidValue);
     note("wait", stream, event);
+    if (due("wait_at")) return result(simErrorLaunchFailure);
     std::unique_lock<std::mutex> lock(machine().mutex);
     const std::shared_ptr<Mark> mark = event->mark;
     lock.unlock();

@@ -106,6 +106,7 @@ void forget_operations();
 //   batch_error        every batch copy fails with this code
 //   batch_limit        descriptors above which a batch copy fails
 //   launch_at          the n-th launch from now on fails
+//   wait_at            so does the n-th wait that is put into a stream
 //   copy_at            the n-th copy (or batch copy) from now on fails
 //   kernel_delay_us    every kernel takes this much longer
 //   copy_delay_us      every copy or batch copy takes this much longer

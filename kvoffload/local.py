@@ -29,7 +29,7 @@ IDLE_SECONDS = 0.0005
 class MoverLike(Protocol):
     """What Local needs of a mover."""
 
-    def submit(self, plans: Plans) -> None: ...
+    def submit(self, plans: Plans, after: object = None) -> None: ...
     def poll(self) -> list[Outcome]: ...
     def wait(self, job_ids: Iterable[int], timeout: float) -> bool: ...
     def close(self) -> None: ...
@@ -45,13 +45,16 @@ class Local:
         clock: Callable[[], float] = time.monotonic,
         *,
         held: Sequence[HostArena | DiskTier] = (),
+        point: Callable[[int], object] | None = None,
     ) -> None:
-        """held: what movers share; closed after them. REQUIRES: every mover has registered its pools and attached to
-        the planner."""
+        """held: what movers share; closed after them. point: for devices with streams, asked for each mover (by its
+        place) in each step that has jobs: the point behind which their copies may start (Mover.submit), recorded by
+        then. REQUIRES: every mover has registered its pools and attached to the planner."""
         self.planner = planner
         self.movers = movers
         self._clock = clock
         self._held = held
+        self._point = point
 
     @classmethod
     def open(
@@ -105,9 +108,9 @@ class Local:
         """Send what the planner has decided, take in what the movers have done. Never blocks."""
         plans = self.planner.tick(self._clock())
         outcomes: list[Outcome] = []
-        for mover in self.movers:
+        for place, mover in enumerate(self.movers):
             if plans:
-                mover.submit(plans)
+                mover.submit(plans, self._point(place) if plans.jobs and self._point is not None else None)
             outcomes += mover.poll()
         return self.planner.complete(outcomes)
 

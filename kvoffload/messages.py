@@ -125,7 +125,8 @@ class Plans:
 class Outcome:
     """How a job ended on one rank. `status` None = every copy is OK. `error` says why, for people.
 
-    disk_ok: whether this rank's disk tier works at all just now. job 0 = news of the disk only.
+    disk_ok: whether this rank's disk tier works at all just now. job 0 = news of the disk only. disk_hung: calls of it
+    that were found not to return in time since the last outcome.
     """
 
     job: int
@@ -133,6 +134,7 @@ class Outcome:
     status: StatusArray | None = None
     error: str = ""
     disk_ok: bool = True
+    disk_hung: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
@@ -27,6 +27,7 @@ from kvoffload.sharing import Share
 from kvoffload.sizing import Slabs
 from kvoffload.tier_work import READ, TierWork
 from kvoffload.tiers.base import Tier
+from kvoffload.tiers.disk_reader import DiskReader
 from kvoffload.tiers.lent import LentTier
 from kvoffload.workers import Workers
 
@@ -78,10 +79,11 @@ class Mover:
         """The mover owns `copier` and `tier` from here on and closes them; host memory is mapped now.
 
         arena: host memory that the ranks with equal bytes share, for layouts of replicated groups: slabs.host slabs,
-        and with a tier slabs.transit for each of them; its owner closes it after all movers. Raises ConfigError
-        together with a tier that is not lent: a block is written to disk by one of them, and read by all.
+        and with a tier slabs.transit for each of them; its owner closes it after all movers (between processes:
+        shared.py). Raises ConfigError together with a tier that is not lent: a block is written to disk by one of
+        them, and read by all.
         """
-        if arena is not None and tier is not None and not isinstance(tier, LentTier):
+        if arena is not None and tier is not None and not isinstance(tier, LentTier | DiskReader):
             raise ConfigError(
                 "host memory shared by ranks, with a disk tier of one rank: lend it to all of them"
             )
@@ -106,6 +108,8 @@ class Mover:
         self._cancelled: set[int] = set()
         self._done: deque[Outcome] = deque()
         self._disk_ok = True
+        self._told_hung = 0
+        self._layers: tuple[tuple[int, ...], ...] = ()
         self._probed_at = 0.0
         self._probing: Future[None] | None = None
         self._closed = threading.Event()
@@ -116,7 +120,11 @@ class Mover:
 
     def register(self, pools: Pools) -> Inventory:
         """Fix the device pages, and say what this rank can give. Call once, before `submit`."""
-        self._copier.register(self.layout, tuple(distinct(pool) for pool in pools), self.arena)
+        regions = tuple(distinct(pool) for pool in pools)
+        self._layers = tuple(
+            tuple(pool.index(r) for r in own) for pool, own in zip(pools, regions, strict=True)
+        )
+        self._copier.register(self.layout, regions, self.arena)
         records = {} if self._tier is None else {"records": self._tier.records()}
         return Inventory(
             self.layout.slots_per_slab(self._slabs.slab_bytes),
@@ -127,10 +135,11 @@ class Mover:
             **records,
         )
 
-    def submit(self, plans: Plans, after: object = None) -> None:
+    def submit(self, plans: Plans, after: object = None, layered: Collection[int] = ()) -> None:
         """Start every job of the plans. after: the point of a device's stream behind which their copies may start: the
         producer of what stores read, the last reader of the pages that loads write; None on a device without streams.
-        A point must stay good until the jobs have ended; recorded anew on its stream it does.
+        A point must stay good until the jobs have ended; recorded anew on its stream it does. layered: loads, by job
+        id, that `wait_layer` will be asked for.
 
         Raises ValueError, with nothing begun, for device copies without the point that the copy engine needs."""
         if after is None and self._copier.streams and any(job.kind in _ON_DEVICE for job in plans.jobs):
@@ -141,18 +150,18 @@ class Mover:
         if plans.reset_disk and self._tier is not None:
             self._writes.submit(self._guard(None, self._reset))
         for job in plans.jobs:
-            self._submit(job, after)
+            self._submit(job, after, job.id in layered)
         for job_id in plans.cancels:  # a job may be sent with its cancel: its deadline has passed already
             self._cancel(job_id)
 
-    def _submit(self, job: Job, after: object) -> None:
+    def _submit(self, job: Job, after: object, layered: bool) -> None:
         job = self._share.of(job)
         if not len(job.copies):
             self._done.append(Outcome(job.id, self.rank))
             return
         work = self._work
         if job.kind is JobKind.STORE or (job.kind is JobKind.LOAD and not _reads(job)):
-            self._submit_copy(job, after)
+            self._submit_copy(job, after, layered)
             return
         if work is None:
             self._done.append(Outcome(job.id, self.rank, _broken(job), "this rank has no disk tier"))
@@ -160,10 +169,15 @@ class Mover:
         threads = self._writes if job.kind is JobKind.WRITE else self._loads
         self._tasks[job.id] = _Task(job, threads.submit(self._guard(job, lambda: work.run(job, after))))
 
-    def _submit_copy(self, job: Job, after: object) -> None:
+    def _submit_copy(self, job: Job, after: object, layered: bool) -> None:
         direction = Direction.TO_HOST if job.kind is JobKind.STORE else Direction.TO_DEVICE
         try:
-            self._copying.append(_Copying(job, self._copier.submit(job.copies, direction, after)))
+            if layered and direction is Direction.TO_DEVICE:
+                layers = self._layers[int(job.copies["group"][0])]
+                handle = self._copier.submit_layers(job.copies, after, layers)
+            else:
+                handle = self._copier.submit(job.copies, direction, after)
+            self._copying.append(_Copying(job, handle))
         except Exception as failure:  # noqa: BLE001
             self._done.append(Outcome(job.id, self.rank, _broken(job), _described(failure)))
 
@@ -228,18 +242,18 @@ class Mover:
             outcomes = [replace(o, status=self._share.whole(o.job, o.status)) for o in outcomes]
         if self._tier is None:
             return outcomes
-        sound = self._tier.healthy
-        healthy = sound and not (self._work and self._work.hung())
+        sound, hangs = self._tier.healthy, self._work is not None and self._work.hung()
+        healthy = sound and not hangs
         if not sound and time.monotonic() - self._probed_at > PROBE_SECONDS:
             self._probed_at = time.monotonic()
             if self._probing is None or self._probing.done():
                 self._probing = self._writes.submit(self._guard(None, self._probe))
-        if healthy is not self._disk_ok:
+        hung = self.hung_calls - self._told_hung
+        if healthy is not self._disk_ok or hung:
             self._disk_ok = healthy
-            outcomes.append(Outcome(0, self.rank))
-        if healthy:
-            return outcomes
-        return [Outcome(o.job, o.rank, o.status, o.error, False) for o in outcomes]
+            self._told_hung += hung
+            outcomes.append(Outcome(0, self.rank, disk_hung=hung))
+        return outcomes if healthy else [replace(o, disk_ok=False) for o in outcomes]
 
     def _probe(self) -> None:
         assert self._tier is not None
@@ -254,6 +268,15 @@ class Mover:
                 return False
         tasks = [self._tasks[i].future for i in wanted & self._tasks.keys()]
         return not tasks or not wait_for(tasks, max(0.0, end - time.monotonic())).not_done
+
+    def wait_layer(self, job_id: int, layer: int, stream: int = 0, timeout: float = 60.0) -> bool:
+        """The bytes of this layer (a place in its group's pool) are there for what comes next: on a device with
+        streams for later work of `stream`, while the caller goes on; elsewhere, and of a load that reads from disk, the
+        caller waits for the job. False after `timeout` seconds of that. What failed is told by the outcome alone."""
+        for running in self._copying:
+            if running.job.id == job_id:
+                return self._copier.wait_layer(running.handle, layer, stream, timeout)
+        return self.wait([job_id], timeout)
 
     @property
     def hung_calls(self) -> int:

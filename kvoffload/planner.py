@@ -235,6 +235,8 @@ class Planner:
                 before = all(self._disk_ok.values())
                 self._disk_ok[outcome.rank] = outcome.disk_ok
                 _switch_disk(tiers.index, self.counters, before, all(self._disk_ok.values()))
+            if outcome.disk_hung:
+                self.counters.add("disk_hung", outcome.disk_hung)
             running = self._inflight.report(outcome)
             if running is None:
                 continue

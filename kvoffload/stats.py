@@ -71,6 +71,7 @@ FAMILIES: tuple[Family, ...] = (
     _single("overdue", "Jobs that ran past their deadline.", "jobs"),
     _single("disk_lost", "Times that the disk tier was switched off after errors.", "times"),
     _single("disk_back", "Times that the disk tier came back.", "times"),
+    _single("disk_hung", "Calls of the disk tier that did not return in time, over all ranks.", "calls"),
 )
 NAMES = frozenset(name for family in FAMILIES for name in family.counters.values())
 

@@ -68,6 +68,16 @@ class EventedEngine(CopyEngine):
     def submit(self, copies, direction, after):
         return self.inner.submit(copies, direction, after or self.point())
 
+    def submit_layers(self, copies, after, layers):
+        return self.inner.submit_layers(copies, after or self.point(), layers)
+
+    def wait_layer(self, handle, layer, stream, timeout):
+        """Without a stream that of its own, until it has come so far."""
+        waited = self.inner.wait_layer(handle, layer, stream or self.stream, timeout)
+        if not stream:
+            self._module.stream_synchronize(self.stream)
+        return waited
+
     def point(self):
         """Behind everything that was put into the stream."""
         self._module.event_record(self._event, self.stream)

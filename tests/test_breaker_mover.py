@@ -227,17 +227,62 @@ def test_a_read_that_hangs_turns_the_disk_off_and_is_counted(
     bench = Bench(tier=(gate,))
     bench.mover.submit(Plans((Job(1, JobKind.LOAD, bench.load([0], CopyFlag.READ)),)))
     assert gate.arrived()
-    healthy = [o.disk_ok for o in until(bench.mover, 1)]
+    told = [(o.job, o.disk_ok, o.disk_hung) for o in until(bench.mover, 1)]
     for _ in range(20):
         assert bench.mover.poll() == []
-    assert healthy == [False]
+    assert told == [(0, False, 1)]
     assert bench.mover.hung_calls == 1
     assert caplog.text.count("has not returned") == 1
     gate.release()
     assert bench.mover.wait([1], 30.0)
-    assert [(o.job, o.disk_ok) for o in until(bench.mover, 2)] == [(1, True), (0, True)]
+    assert [(o.job, o.disk_ok, o.disk_hung) for o in until(bench.mover, 2)] == [(1, True, 0), (0, True, 0)]
     assert bench.mover.hung_calls == 1
     bench.mover.close()
+
+
+def test_a_read_that_hangs_while_the_disk_is_off_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures have switched the disk off, and a call of before hangs: it is told, though nothing changes by it."""
+    monkeypatch.setattr("kvoffload.tier_work.HUNG_SECONDS", 0.05)
+    gate = Gated([Op.READ])
+    bench = Bench(tier=(gate,))
+    bench.mover.submit(Plans((Job(1, JobKind.LOAD, bench.load([0], CopyFlag.READ)),)))
+    assert gate.arrived()
+    gate.healthy = False
+    told = [(o.job, o.disk_ok, o.disk_hung) for o in until(bench.mover, 2)]
+    assert told == [(0, False, 0), (0, False, 1)]
+    gate.release()
+    bench.mover.close()
+
+
+def test_calls_that_hang_on_any_rank_are_counted_by_the_planner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads of both ranks hang in the medium: the counter says 2, the disk is off until they return, and what they
+    bring is right."""
+    monkeypatch.setattr("kvoffload.tier_work.HUNG_SECONDS", 0.05)
+    gate = Gated([Op.READ], is_open=True)
+    with Rig(Sizes(host=4, disk=8), path=tmp_path, ranks=2, tier_faults=[gate]) as rig:
+        chain = Keys.of(range(4))
+        rig.store(chain)
+        rig.planner.reset(["host"])
+        gate.hold()
+        info, pages = rig.info(), rig.pages(chain, 64)
+        plan = rig.planner.load(info, chain, rig.planner.match(info, chain).boundary, pages)
+        end = time.monotonic() + 30.0
+        while rig.planner.stats().totals["disk_hung"] < 2 and time.monotonic() < end:
+            rig.local.step()
+            time.sleep(0.001)
+        for _ in range(20):
+            rig.local.step()
+        assert rig.planner.stats().totals["disk_hung"] == 2
+        assert rig.planner.counters["disk_lost"] == 1
+        assert rig.match(chain).boundary == 0
+        gate.release()
+        assert {f.id: f.boundary for f in rig.local.drain()}[plan.id] == 64
+        assert rig.mismatches(chain, pages, 0, 4) == 0
+        rig.local.step()
+        assert rig.planner.stats().totals["disk_hung"] == 2
+        assert rig.match(chain).boundary == 64
 
 
 def until(mover: Mover, count: int) -> list[Outcome]:

@@ -19,9 +19,9 @@ def loads(rig: Rig) -> list[Job]:
     mover = rig.local.movers[0]
     submit = mover.submit
 
-    def watched(plans) -> None:
+    def watched(plans, after=None) -> None:
         found.extend(job for job in plans.jobs if job.kind is JobKind.LOAD)
-        submit(plans)
+        submit(plans, after)
 
     mover.submit = watched
     return found

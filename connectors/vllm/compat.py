@@ -74,11 +74,37 @@ def weights_revision(vllm_config: Any) -> str:
     return f"files:{digest.hexdigest()[:16]}"
 
 
+def forward_mode(context: Any) -> str:
+    """The kind of graph by which a forward runs; "" where its layers' hooks do not run, or nothing is known."""
+    mode = str(getattr(getattr(context, "cudagraph_runtime_mode", None), "name", ""))
+    return mode if mode in ("NONE", "PIECEWISE") else ""
+
+
 def data_parallel_index(vllm_config: Any) -> int:
     """Which engine of a data-parallel set this is. The rank is no use: vLLM sets it to 0 for dense models."""
     parallel = vllm_config.parallel_config
     index = getattr(parallel, "data_parallel_index", None)
     return int(index if index is not None else getattr(parallel, "data_parallel_rank", 0) or 0)
+
+
+def equal_ranks(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Neighbouring tensor parallel ranks whose blocks vLLM says are the same bytes (latent attention), where it says
+    too that they are processes on one machine; else 1."""
+    parallel = vllm_config.parallel_config
+    copies = int(getattr(kv_cache_config, "kv_tp_replicas", 1) or 1)
+    here = (
+        getattr(parallel, "distributed_executor_backend", None) == "mp"
+        and getattr(parallel, "nnodes_within_dp", 0) == 1
+        and run_name(vllm_config) != ""
+    )
+    return copies if here and parallel.tensor_parallel_size % copies == 0 else 1
+
+
+def run_name(vllm_config: Any) -> str:
+    """Of this start of the engine, the same in all its processes, of letters and digits; "" where vLLM gives none."""
+    return "".join(
+        c for c in str(getattr(vllm_config, "instance_id", "") or "") if c.isascii() and c.isalnum()
+    )
 
 
 def refuse_unknown(vllm_config: Any) -> None:

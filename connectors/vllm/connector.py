@@ -25,7 +25,7 @@ class KVOffloadConnector(WorkerCalls, SchedulerCalls):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        settings = Settings.of(vllm_config)
+        settings = Settings.of(vllm_config, kv_cache_config)
         self._deltas = Deltas()
         self._looked = 0.0
         self._shown: dict[str, float] = {}

@@ -21,6 +21,10 @@ class CpuDevice:
         """Nothing: there is no order but that of calls."""
         return None
 
+    def stream(self) -> int:
+        """None."""
+        return 0
+
 
 class StreamDevice:
     """A CUDA or HIP device. Thread: the worker's, whose current stream runs the forward."""
@@ -53,6 +57,12 @@ class StreamDevice:
         self._next += 1
         event.record(stream)
         return StreamPoint(event.cuda_event, stream.cuda_stream)
+
+    def stream(self) -> int:
+        """The stream that runs the forward on the calling thread."""
+        import torch
+
+        return int(torch.cuda.current_stream(self._index).cuda_stream)
 
 
 def device_of(device: Any) -> CpuDevice | StreamDevice:

@@ -81,8 +81,9 @@ def _block_axis(shape: tuple[int, ...], blocks: int) -> int | None:
     return None
 
 
-def layout_of(config: KVCacheConfig, caches: Mapping[str, Any]) -> tuple[Layout, Pools]:
-    """The groups of this worker and their device pages. caches: by layer, a tensor or several.
+def layout_of(config: KVCacheConfig, caches: Mapping[str, Any], copies: int = 1) -> tuple[Layout, Pools]:
+    """The groups of this worker and their device pages. caches: by layer, a tensor or several. copies: ranks with the
+    same bytes that share host memory.
 
     Raises LayoutError with the reason where a group cannot be handled.
     """
@@ -102,12 +103,24 @@ def layout_of(config: KVCacheConfig, caches: Mapping[str, Any]) -> tuple[Layout,
                 sum(r.page_bytes for r in pool),
                 lookback,
                 layers,
+                replicas=copies,
                 transient=transient,
             )
         )
         pools.append(pool)
     _check(config, groups)
     return Layout(base_tokens(config), tuple(groups)), tuple(pools)
+
+
+def layer_places(config: KVCacheConfig, caches: Mapping[str, Any], pools: Pools) -> dict[str, int]:
+    """By layer, where its last region stands in the pool; {} where there are several groups: their loads never wait for
+    single layers. pools: of `layout_of`."""
+    if len(config.kv_cache_groups) > 1 or not pools[0]:
+        return {}
+    place = {region: number for number, region in enumerate(pools[0])}
+    names = [name for name in config.kv_cache_groups[0].layer_names if name in caches]
+    found = {name: _layer_regions(name, caches[name], config.num_blocks) for name in names}
+    return {name: max(place[region] for region in regions) for name, regions in found.items()}
 
 
 def base_tokens(config: KVCacheConfig) -> int:

@@ -65,7 +65,8 @@ class SchedulerPart:
         facts = {hand.namespace.dtype for hand in ranked.values()}
         if len(facts) > 1:
             raise ConfigError(f"the workers differ in what their blocks are made of: {sorted(facts)}")
-        layout = joined([ranked[r].layout for r in range(settings.ranks)])
+        layout = joined([ranked[r].layout for r in range(settings.ranks)], copies=settings.copies)
+        _check_sets(ranked, settings.copies)
         self._namespace = first.namespace
         planner = Planner(layout, settings.config, ranks=settings.ranks, joined=True, events=settings.events)
         self.core = PlannerConnector(planner, whole=True)
@@ -244,3 +245,15 @@ class SchedulerPart:
         if self.core is None or self._events is None:
             return []
         return self._events.translate(self.core.take_events())
+
+
+def _check_sets(ranked: Mapping[int, Handshake], copies: int) -> None:
+    """Raise ConfigError unless each `copies` neighbouring ranks have one memory: a block is stored by one of them."""
+    for rank in range(0, len(ranked), copies):
+        mates = [ranked[r] for r in range(rank, rank + copies)]
+        found = {(hand.memory, g.replicas) for hand in mates for g in hand.layout.groups}
+        if len(found) != 1 or found.pop()[1] != copies or bool(mates[0].memory) != (copies > 1):
+            raise ConfigError(
+                f"ranks {rank} to {rank + copies - 1} have equal bytes and do not share one host memory: have they all "
+                "been started on one machine, by one engine?"
+            )

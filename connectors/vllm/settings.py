@@ -10,23 +10,34 @@ from kvoffload.identity import namespace_of
 from kvoffload.keys import Namespace
 from kvoffload.layout import Layout
 
-from .compat import data_parallel_index, events_wanted, hash_name, refuse_unknown, weights_revision
+from .compat import (
+    data_parallel_index,
+    equal_ranks,
+    events_wanted,
+    hash_name,
+    refuse_unknown,
+    run_name,
+    weights_revision,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """config: with model id and weights filled in. grid: (tensor, pipeline) parallel sizes. hash_name: the engine's
     hash algorithm, "" where kvoffload hashes token ids itself. instance: number of this engine among data-parallel
-    ones; each keeps tiers of its own. events: the engine publishes KV events."""
+    ones; each keeps tiers of its own. events: the engine publishes KV events. copies: neighbouring ranks that share
+    host memory and disk, since their bytes are the same. run: names this start of the engine, where they do."""
 
     config: Config
     grid: tuple[int, int]
     hash_name: str
     instance: int
     events: bool = False
+    copies: int = 1
+    run: str = ""
 
     @classmethod
-    def of(cls, vllm_config: Any) -> Settings:
+    def of(cls, vllm_config: Any, kv_cache_config: Any = None) -> Settings:
         """Raises ConfigError for an unknown or unfitting option, and for an engine that cannot be offloaded."""
         refuse_unknown(vllm_config)
         options = dict(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
@@ -39,12 +50,19 @@ class Settings:
             hash_name(vllm_config),
             data_parallel_index(vllm_config),
             events_wanted(vllm_config),
+            equal_ranks(vllm_config, kv_cache_config),
+            run_name(vllm_config),
         )
 
     @property
     def ranks(self) -> int:
         """Workers of this engine instance."""
         return self.grid[0] * self.grid[1]
+
+    @property
+    def sets(self) -> int:
+        """Pieces of host memory and disk, each of which `copies` ranks use."""
+        return self.ranks // self.copies
 
     def rank(self, pipeline: int, tensor: int) -> int:
         """The number of a worker, 0 to ranks - 1."""

@@ -58,8 +58,10 @@ class Report(KVConnectorWorkerMetadata):
 
 @dataclass(frozen=True, slots=True)
 class Handshake(KVConnectorHandshakeMetadata):
-    """One worker at start. layout, namespace: as this rank sees them; inventory: what it can give."""
+    """One worker at start. layout, namespace: as this rank sees them; inventory: what it can give. memory: names the
+    host memory that it shares with the other ranks of its set, "" where it has its own."""
 
     layout: Layout
     namespace: Namespace
     inventory: Inventory
+    memory: str = ""

@@ -1,15 +1,17 @@
 """The part in one worker: vLLM's calls in terms of a Mover.
 
-A step, in vLLM's order: start -> [the forward] -> save -> ended, errors, report. On a CPU stores are copied in `save`,
-so that vLLM may give any page back when the step ends; on a device they are ordered on the forward's stream, and the
-engine's thread waits only for loads that the forward needs.
+A step, in vLLM's order: start -> [the forward, with `layer` before each] -> save -> ended, errors, report; with a draft
+model `save` comes last, and without loads that the forward needs `start` comes after it. On a CPU stores are copied in
+`save`, so that vLLM may give any page back when the step ends, and the forward begins when its loads have ended. On a
+device stores are ordered on the forward's stream and the forward behind its loads, where it can be layer by layer;
+the engine's thread waits for them once the forward is on its way, since what failed must be told with the step.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,10 @@ from kvoffload.backing import Backing
 from kvoffload.layout import Layout, Pools
 from kvoffload.messages import Job, JobKind, Outcome, Plans, Status
 from kvoffload.mover import Mover
-from kvoffload.sizing import size_slabs
-from kvoffload.tiers.disk import DiskTier, rank_directory
 
 from .device import CpuDevice, StreamDevice, device_of
+from .layers import WHOLE, Hooks
+from .rank_tiers import RankTiers
 from .settings import Settings
 from .wire import Gap, Handshake, Report, StepPlans
 
@@ -38,11 +40,14 @@ class WorkerPart:
         self._settings = settings
         self._rank = rank
         self._mover: Mover | None = None
+        self._tiers: RankTiers | None = None
         self._backing: Backing | None = None
         self._device: CpuDevice | StreamDevice = CpuDevice()
         self._handshake: Handshake | None = None
         self._jobs: dict[int, Job] = {}
+        self._hooks = Hooks({})
         self._sync: set[int] = set()
+        self._by_layer: tuple[int, ...] = ()
         self._said: set[str] = set()
         self._gaps: set[Gap] = set()
         self._new_gaps: list[Gap] = []
@@ -56,22 +61,25 @@ class WorkerPart:
 
     # ---- start ----
 
-    def register(self, layout: Layout, pools: Pools, facts: str, device: Any) -> None:
-        """Open the tiers over these pages. device: torch's. Raises ConfigError or TierError where they do not fit."""
-        settings = self._settings
-        config = settings.config.resolve()
-        assert config.host_bytes is not None
-        name = settings.namespace(layout, facts)
-        slabs = size_slabs(layout, config.host_bytes // settings.ranks, config.disk_bytes // settings.ranks)
-        tier = None
-        if config.disk_path is not None:
-            path = rank_directory(config.disk_path, name.digest, settings.instance, self._rank)
-            tier = DiskTier(path, layout, slabs.slab_bytes, slabs.disk, name.digest, checksum=config.checksum)
+    def register(
+        self, layout: Layout, pools: Pools, facts: str, device: Any, places: Mapping[str, int] | None = None
+    ) -> None:
+        """Open the tiers over these pages. device: torch's. places: see Hooks. Raises ConfigError or TierError where
+        they do not fit."""
+        name = self._settings.namespace(layout, facts)
         self._device = device_of(device)
-        self._mover = Mover(self._rank, layout, slabs, self._device.copier(config.copy_mode), tier)
-        self._handshake = Handshake(layout, name, self._mover.register(pools))
+        self._hooks = Hooks(places or {})
+        tiers = self._tiers = RankTiers(self._settings, self._rank, layout, name)
+        copier = self._device.copier(self._settings.config.copy_mode)
+        self._mover = Mover(self._rank, layout, tiers.slabs, copier, tiers.tier, arena=tiers.arena)
+        self._handshake = Handshake(layout, name, self._mover.register(pools), tiers.memory)
         if not self._device.streams:  # a device's arena is backed when it is page-locked
             self._backing = Backing(self._mover.arena)
+
+    @property
+    def copies(self) -> int:
+        """Ranks that share one host memory with this one, itself counted."""
+        return self._settings.copies
 
     @property
     def handshake(self) -> Handshake | None:
@@ -80,9 +88,11 @@ class WorkerPart:
 
     # ---- a step ----
 
-    def start(self, told: StepPlans) -> None:
-        """Begin what the forward of this step does not produce, and wait for what it needs."""
+    def start(self, told: StepPlans, mode: str = "") -> None:
+        """Begin what the forward of this step does not produce; the forward comes behind what it needs. mode: of the
+        forward, "" where no layer calls `layer`."""
         assert self._mover is not None
+        by_layer = self._hooks.begin(mode) and self._device.streams
         self._gaps.difference_update(told.settled)
         for ended in told.ended:
             self._end(ended.request, ended.failed)
@@ -92,11 +102,23 @@ class WorkerPart:
         plans = Plans(early, told.plans.cancels, told.plans.geometry, told.plans.reset_disk)
         if plans:
             self._jobs |= {job.id: job for job in early if job.kind is JobKind.LOAD}
-            self._mover.submit(plans, self._device.point() if early else None)
-        if told.sync:
-            self._sync.update(told.sync)
-            self._wait(told.sync)
-            self._poll()
+            layered = told.sync if by_layer else ()
+            self._mover.submit(plans, self._device.point() if early else None, layered)
+        if not told.sync:
+            return
+        self._sync.update(told.sync)
+        if by_layer:
+            self._by_layer = told.sync
+        elif self._device.streams:
+            self._order(told.sync, WHOLE)
+        else:
+            self._settle()
+
+    def layer(self, name: str) -> None:
+        """The forward is about to read the pages of this layer: on its stream, not before they are loaded."""
+        place = self._hooks.called(name)
+        if self._by_layer:
+            self._order(self._by_layer, place)
 
     def save(self, told: StepPlans) -> None:
         """Begin, and on a CPU end, the stores of this step.
@@ -105,6 +127,7 @@ class WorkerPart:
         been computed over them, since requests share pages, also pages that a load of the same step is to fill.
         """
         assert self._mover is not None
+        self._settle()
         stores = tuple(job for job in told.plans.jobs if job.kind is JobKind.STORE)
         if self._gaps:
             for job in stores:
@@ -119,6 +142,7 @@ class WorkerPart:
 
     def ended(self) -> tuple[set[str], set[str]]:
         """(requests whose asynchronous load is over, those of them that lack something), each once."""
+        self._settle()
         self._poll()
         received, self._received = self._received, set()
         failed, self._failed = self._failed, set()
@@ -143,8 +167,25 @@ class WorkerPart:
             self._mover.drain(self._settings.config.deadline_s)
             self._mover.close()
             self._mover = None
+        if self._tiers is not None:
+            self._tiers.close()
+            self._tiers = None
 
     # ---- inside ----
+
+    def _order(self, jobs: Iterable[int], layer: int) -> None:
+        """What comes next on the forward's stream comes behind this layer of the loads."""
+        assert self._mover is not None
+        for job in jobs:
+            while not self._mover.wait_layer(job, layer, self._device.stream(), PATIENCE_S):
+                log.warning("rank %d: load %d has not ended after %s s", self._rank, job, PATIENCE_S)
+
+    def _settle(self) -> None:
+        """Loads that the forward of this step needed have ended, and what is missing is known."""
+        self._by_layer = ()
+        if self._sync:
+            self._wait(self._sync)
+            self._poll()
 
     def _wait(self, jobs: Any) -> None:
         """Until these copies have ended: what the engine does next would meet them."""

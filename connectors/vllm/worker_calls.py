@@ -6,16 +6,16 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorTransferResults
 
-from .compat import engine_facts
-from .pools import layout_of
+from .compat import engine_facts, forward_mode
+from .pools import layer_places, layout_of
 from .timing import timed
 from .wire import Handshake, Report, StepPlans
 from .worker import WorkerPart
 
 
 class WorkerCalls(KVConnectorBase_V1):
-    """Thread: the worker's. Per-layer hooks do nothing: they do not run under full CUDA graphs, and no load or store
-    depends on them."""
+    """Thread: the worker's; per-layer hooks maybe on others, during a forward. Under full CUDA graphs they do not run:
+    a load depends on them only where they have been seen to run (layers.py), and no store does."""
 
     spent_ns = 0
     _worker: WorkerPart | None = None
@@ -26,21 +26,22 @@ class WorkerCalls(KVConnectorBase_V1):
         return self._worker
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        layout, pools = layout_of(self._kv_cache_config, kv_caches)
+        layout, pools = layout_of(self._kv_cache_config, kv_caches, self._mine.copies)
         facts = engine_facts(self._vllm_config, self._kv_cache_config, kv_caches)
         first = next(iter(kv_caches.values()))
         device = (first[0] if isinstance(first, list | tuple) else first).device
-        self._mine.register(layout, pools, facts, device)
+        places = layer_places(self._kv_cache_config, kv_caches, pools)
+        self._mine.register(layout, pools, facts, device, places)
 
     def get_handshake_metadata(self) -> Handshake | None:
         return None if self._worker is None else self._worker.handshake
 
     @timed
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._mine.start(self._told())
+        self._mine.start(self._told(), forward_mode(forward_context))
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: loads that the forward needs have ended, or are ordered on its stream, before it."""
+        self._mine.layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Nothing: blocks are stored whole, after the forward."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import IntEnum
 
 from kvoffload.arena import HostArena
@@ -40,6 +41,17 @@ class CopyEngine(ABC):
 
         Never blocks on the copies. `copies` must not be changed before the handle has ended.
         """
+
+    def submit_layers(self, copies: Copies, after: object, layers: Sequence[int]) -> int:
+        """A load whose layers can be waited for one by one, where the engine can do that; otherwise as `submit`.
+
+        layers: the layer of each region of the group that the copies are of."""
+        return self.submit(copies, Direction.TO_DEVICE, after)
+
+    def wait_layer(self, handle: int, layer: int, stream: int, timeout: float) -> bool:
+        """On a device with streams: later work of `stream` waits until the layer is loaded, the calling thread does
+        not. Without streams: as `wait`. A failed copy is told by `query` alone."""
+        return self.wait(handle, timeout)
 
     @abstractmethod
     def query(self, handle: int) -> StatusArray | None:

@@ -105,12 +105,16 @@ class GpuCopyEngine(CopyEngine):
         return self._native().submit(copies, direction is Direction.TO_DEVICE, point.event, point.stream)
 
     def submit_layers(self, copies: Copies, after: object, layers: Sequence[int]) -> int:
-        """A load whose layers can be waited for one by one. layers: the layer of each region of the one group."""
         return self._native().submit_layers(copies, checked_point(after).event, layers)
 
-    def wait_layer(self, handle: int, layer: int, stream: int) -> None:
-        """Later work of `stream` waits until the layer is loaded; the calling thread does not."""
-        self._native().wait_layer(handle, layer, stream)
+    def wait_layer(self, handle: int, layer: int, stream: int, timeout: float = 60.0) -> bool:
+        """Of a load that did not go layer by layer, `stream` waits for all of it, and the caller until its copies have
+        been put into their streams. Where the device refuses a wait the caller waits for the load itself."""
+        try:
+            self._native().wait_layer(handle, layer, stream)
+        except RuntimeError:
+            return self.wait(handle, timeout)
+        return True
 
     def query(self, handle: int) -> StatusArray | None:
         return self._native().query(handle)

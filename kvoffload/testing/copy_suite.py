@@ -152,6 +152,35 @@ class CopySuite(ABC):
                 with pytest.raises(KeyError):
                     engine.wait(handle, 0.0)
 
+    def wait_layer(self, engine: CopyEngine, handle: int, layer: int) -> None:
+        """The layer's bytes are there for whoever reads pages next. For devices with streams: that of the test."""
+        assert engine.wait_layer(handle, layer, 0, PATIENCE)
+
+    @pytest.mark.parametrize("layers", [(0, 1, 2, 3), (0, 0, 1, 1), (2, 1, 0, 0)])
+    def test_layers(self, engine: CopyEngine, layers: Sequence[int]) -> None:
+        """Behind a wait for a layer its pages hold its bytes, in whatever order layers are asked for; a layer that does
+        not exist is the whole load, and a handle answers once."""
+        sizes = [512, 80, 1152, 4096]
+        for asked in ([0, 1, 2, 3, 9], [9, 0], [1, 0, 0]):
+            with World(self, engine, [sizes], gap=48) as world:
+                world.fill(0, range(12))
+                copies = make_copies(0, keys(12), page=range(12), host=random.Random(7).sample(range(20), 12))
+                world.run(copies, Direction.TO_HOST)
+                world.wipe(0)
+                copies["page"] = random.Random(8).sample(range(PAGES), 12)
+                handle = engine.submit_layers(copies, None, layers)
+                for layer in asked:
+                    self.wait_layer(engine, handle, layer)
+                    there = [layer in (n, 9) for n in layers]
+                    assert world.wrong_parts(copies, there) == 0
+                assert engine.wait(handle, PATIENCE)
+                status = engine.query(handle)
+                assert status is not None
+                assert (status == Status.OK).all()
+                world.check_pages(copies)
+                with pytest.raises(KeyError):
+                    engine.wait_layer(handle, 0, 0, 0.0)
+
     def test_nothing_to_do(self, engine: CopyEngine) -> None:
         """An empty job ends with an empty outcome."""
         with World(self, engine, [[64]]) as world:
@@ -254,6 +283,17 @@ class World:
         """A page's bytes over all regions, through the backdoor."""
         pairs = zip(self._pools[group], self._memory[group], strict=True)
         return b"".join(m.get(page * r.stride, r.page_bytes) for r, m in pairs)
+
+    def wrong_parts(self, copies: Copies, there: Sequence[bool]) -> int:
+        """Of the first group's regions that should be `there`, the pages that do not hold their key's content."""
+        wrong = 0
+        for copy in copies:
+            want = payload(copy["key"].tobytes(), 0, sum(r.page_bytes for r in self._pools[0]))
+            for region, memory, wanted in zip(self._pools[0], self._memory[0], there, strict=True):
+                have = memory.get(int(copy["page"]) * region.stride, region.page_bytes)
+                wrong += wanted and have != want[: region.page_bytes]
+                want = want[region.page_bytes :]
+        return wrong
 
     def everything(self) -> list[bytes]:
         """All device bytes, gaps included."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvoffload.index import EntryFlag as F
-from kvoffload.testing.index_state import DISK, FULL, HOST, Block, IndexState, Place
+from kvoffload.testing.index_state import DISK, FULL, HOST, SUPERSEDED, Block, IndexState, Place
 
 
 class RoomModel(IndexState):
@@ -20,10 +20,13 @@ class RoomModel(IndexState):
         return block.pins > 0 or (tier == HOST and self.spare_unwritten and F.WANT_DISK in block.flags)
 
     def _victim(self, tier: int, x: Place, keys: NDArray[np.uint8]) -> Block | None:
-        """From the least recent segment: its end, unless pinned or of x's prefix; x's own ends the search."""
+        """Of what is superseded the deepest that may go; then from the least recent segment: its end, unless pinned or
+        of x's prefix; x's own ends the search."""
         for segment in sorted(self.segments, key=self.order.__getitem__):
             here = [b for b in self.segments[segment] if b.slot[tier] >= 0]
             mine = [b for b in here if b.group == x.group]
+            if segment == SUPERSEDED:  # these continue nothing: each stands for itself
+                mine = [b for b in mine if not self._kept(b, tier) and not self._own_prefix(b, x, keys)]
             last = mine[-1] if mine else None
             if here and segment == x.segment:
                 return last if last and not self._kept(last, tier) and last.end > x.end else None

@@ -83,7 +83,8 @@ class Sizes:
 class Rig:
     """One planner with `ranks` movers over painted pages.
 
-    Faults lie around the disk tier and the copy engine of every rank, or of `fault_rank` only.
+    Faults lie around the disk tier and the copy engine of every rank, or of `fault_rank` only. copier, point: for pages
+    of a device with streams (Local).
     """
 
     sizes: Sizes = field(default_factory=Sizes)
@@ -96,6 +97,8 @@ class Rig:
     fault_rank: int | None = None
     clock: Clock = field(default_factory=Clock)
     events: bool = False
+    copier: Callable[[], CopyEngine] | None = None
+    point: Callable[[int], object] | None = None
     local: Local = field(init=False)
     movers: list[Mover] = field(init=False)
     memory: list[PageMemory] = field(init=False)
@@ -117,13 +120,13 @@ class Rig:
                 assert self.path is not None
                 folder = self.path / f"rank{rank}"
                 tier = DiskTier(folder, self.layout, slab_bytes, self.sizes.disk, NAMESPACE)
-            copier: CopyEngine = CpuCopyEngine()
+            copier = CpuCopyEngine() if self.copier is None else self.copier()
             if self.fault_rank in (None, rank):
                 tier = FaultyTier(tier, *self.tier_faults) if tier else None
                 copier = FaultyEngine(copier, *self.copy_faults)
             self.movers.append(Mover(rank, self.layout, slabs, copier, tier, chunk_bytes=4 * BLOCK_BYTES))
             planner.attach(rank, self.movers[-1].register(memory.pools))
-        self.local = Local(planner, self.movers, self.clock)
+        self.local = Local(planner, self.movers, self.clock, point=self.point)
 
     @property
     def planner(self) -> Planner:

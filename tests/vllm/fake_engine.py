@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from fake_mover import GARBAGE, Memory, ScriptedMover, begins
+from fake_mover import GARBAGE, begins, movers_of
 from fake_parts import FULL, HYBRID, SIZE, Output, Request, Work, is_right, next_token, settings_of
 from kvoffload.connectors.vllm.scheduler import SchedulerPart
 from kvoffload.connectors.vllm.wire import Handshake
@@ -39,6 +39,7 @@ class FakeEngine:
         layout: Layout = FULL,
         *,
         ranks: int = 1,
+        copies: int = 1,
         depth: int = 1,
         pages: int = 64,
         budget: int = 16,
@@ -46,12 +47,13 @@ class FakeEngine:
         disk: int = 0,
         **options: Any,
     ) -> None:
+        layout = replace(layout, groups=tuple(replace(g, replicas=copies) for g in layout.groups))
         self.layout, self.depth, self.budget, self.pages = layout, depth, budget, pages
         self.clock = Clock()
         self.owner: dict[int, int] = {}
-        self.memories = [Memory(self.owner) for _ in range(ranks)]
-        self.movers = [ScriptedMover(rank, memory) for rank, memory in enumerate(self.memories)]
-        settings = settings_of(ranks, **options)
+        self.movers = movers_of(layout, self.owner, ranks, copies)
+        self.memories = [mover.memory for mover in self.movers]
+        settings = settings_of(ranks, copies=copies, **options)
         self.scheduler = SchedulerPart(settings, clock=self.clock)
         self.workers = [WorkerPart(settings, rank) for rank in range(ranks)]
         name = settings.namespace(layout, "facts")
@@ -60,7 +62,8 @@ class FakeEngine:
         inventory = Inventory(counts, max(1, host // 8), 1, disk // 8)
         for worker, mover in zip(self.workers, self.movers, strict=True):
             worker._mover = mover  # type: ignore[assignment]
-        self.scheduler.attach({(0, rank): Handshake(layout, name, inventory) for rank in range(ranks)})
+        memory = [str(rank // copies) if copies > 1 else "" for rank in range(ranks)]
+        self.scheduler.attach({(0, r): Handshake(layout, name, inventory, m) for r, m in enumerate(memory)})
         self.aggregator = KVOutputAggregator(ranks)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []

@@ -6,13 +6,15 @@ block is right if what lies there is the text that its key names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from kvoffload.layout import Layout
 from kvoffload.messages import CopyFlag, Job, JobKind, Outcome, Plans, Status
+from kvoffload.sharing import Share
 
 GARBAGE: Any = "garbage"
 
@@ -32,8 +34,9 @@ class Memory:
 
 @dataclass(slots=True)
 class _Running:
-    """A submitted job. owners: of a load, by copy, whose page it was then; read: what a store found there. A store may
-    read a page that a later step's schedule has given back already: its bytes change with that step, not before."""
+    """The part of a submitted job that is the rank's. owners: of a load, by copy, whose page it was then; read: what a
+    store found there. A store may read a page that a later step's schedule has given back already: its bytes change
+    with that step, not before."""
 
     job: Job
     owners: list[int | None]
@@ -47,8 +50,10 @@ class ScriptedMover:
     failing: by kind, how many of the next jobs fail; each fails one copy, chosen by `which`.
     """
 
-    def __init__(self, rank: int, memory: Memory) -> None:
+    def __init__(self, rank: int, memory: Memory, share: Share | None = None) -> None:
+        """share: of a rank that shares host and disk with others; their memories have the same dicts for these."""
         self.rank = rank
+        self.share = share
         self.memory = memory
         self.held: set[JobKind] = set()
         self.stuck: set[int] = set()
@@ -58,22 +63,23 @@ class ScriptedMover:
         self.seen: list[Job] = []
         self._done: list[Outcome] = []
 
-    def submit(self, plans: Plans, events: Mapping[int, object] | None = None) -> None:
-        if plans.reset_disk:
+    def submit(self, plans: Plans, after: object = None, layered: Collection[int] = ()) -> None:
+        if plans.reset_disk and (self.share is None or self.share.first):
             self.memory.disk.clear()
-        for job in plans.jobs:
+        for whole in plans.jobs:
+            job = whole if self.share is None else self.share.of(whole)
             pages = [int(p) for p in job.copies["page"]]
             loads = job.kind is JobKind.LOAD
             owners = [self.memory.owner.get(p) if loads else None for p in pages]
             assert not loads or None not in owners, "a load into a free page"
             read = [self.memory.pages.get(p, GARBAGE) for p in pages] if job.kind is JobKind.STORE else []
             self.running.append(_Running(job, owners, read))
-            self.seen.append(job)
+            self.seen.append(whole)
         for job_id in plans.cancels:
             for running in [r for r in self.running if r.job.id == job_id and _may_be_cancelled(r.job)]:
                 self.running.remove(running)
                 status = np.full(len(running.job.copies), Status.NOT_DONE, np.uint8)
-                self._done.append(Outcome(job_id, self.rank, status))
+                self._told(job_id, status)
 
     def poll(self) -> list[Outcome]:
         for running in list(self.running):
@@ -102,14 +108,18 @@ class ScriptedMover:
     def _end(self, running: _Running) -> None:
         self.running.remove(running)
         job, status = running.job, np.zeros(len(running.job.copies), np.uint8)
-        if self.failing.get(job.kind, 0):
+        if self.failing.get(job.kind, 0) and len(status):
             self.failing[job.kind] -= 1
             at = self.which % len(status)
             reads = job.kind is JobKind.READ or job.copies["flags"][at] & CopyFlag.READ
             status[at] = Status.READ_FAILED if reads else Status.COPY_FAILED
         for number, copy in enumerate(job.copies):
             self._copy(running, number, copy, status[number] == Status.OK)
-        self._done.append(Outcome(job.id, self.rank, status if status.any() else None))
+        self._told(job.id, status if status.any() else None)
+
+    def _told(self, job_id: int, status: Any) -> None:
+        whole = status if self.share is None else self.share.whole(job_id, status)
+        self._done.append(Outcome(job_id, self.rank, whole))
 
     def _copy(self, running: _Running, number: int, copy: Any, good: bool) -> None:
         memory, kind = self.memory, running.job.kind
@@ -127,6 +137,16 @@ class ScriptedMover:
                 memory.host[host] = memory.disk.get(disk, GARBAGE) if good else GARBAGE
             if kind is JobKind.LOAD:
                 memory.pages[page] = memory.host.get(host, GARBAGE) if good else GARBAGE
+
+
+def movers_of(layout: Layout, owner: dict[int, int], ranks: int, copies: int) -> list[ScriptedMover]:
+    """One per rank; `copies` neighbours share host and disk."""
+    tiers: list[tuple[dict[Any, Any], dict[Any, Any]]] = [({}, {}) for _ in range(ranks // copies)]
+    movers = []
+    for rank in range(ranks):
+        share = Share(layout, rank, copies=copies, transit=1) if copies > 1 else None
+        movers.append(ScriptedMover(rank, Memory(owner, {}, *tiers[rank // copies]), share))
+    return movers
 
 
 def _may_be_cancelled(job: Job) -> bool:

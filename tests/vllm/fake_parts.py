@@ -115,9 +115,10 @@ def next_token(text: list[int]) -> int:
     return 3 + hashlib.sha256(bytes(str(text), "ascii")).digest()[0]
 
 
-def settings_of(ranks: int = 1, **options: Any) -> Settings:
-    """Of an engine with so many tensor parallel ranks."""
-    return Settings(Config(**{"host_bytes": 1 << 20, "model_id": "fake", **options}), (ranks, 1), "", 0)
+def settings_of(ranks: int = 1, *, copies: int = 1, **options: Any) -> Settings:
+    """Of an engine with so many tensor parallel ranks, of which `copies` neighbours have the same bytes."""
+    config = Config(**{"host_bytes": 1 << 20, "model_id": "fake", **options})
+    return Settings(config, (ranks, 1), "", 0, copies=copies, run="fake")
 
 
 def is_right(layout: Layout, memory: Memory, work: Work) -> bool:

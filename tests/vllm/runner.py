@@ -252,9 +252,9 @@ def import_vllm() -> None:
 def inspect_models() -> None:
     """Tell vLLM's registry of the classes of the tiny models: it would start a process of 20 s for each."""
     from vllm import ModelRegistry
-    from vllm.model_executor.models import gemma2, gemma3, gpt_oss, llama
+    from vllm.model_executor.models import deepseek_v2, gemma2, gemma3, gpt_oss, llama
 
-    modules = (llama, gemma2, gemma3, gpt_oss)
+    modules = (llama, gemma2, gemma3, gpt_oss, deepseek_v2)
     for name in {config["architectures"][0] for config in MODELS.values()} - _INSPECTED:
         found = next(vars(m)[name] for m in modules if name in vars(m))
         ModelRegistry.register_model(name, found)

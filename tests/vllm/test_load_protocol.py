@@ -47,7 +47,7 @@ class Protocol(RuleBasedStateMachine):
 
     @initialize(
         layout=st.sampled_from([FULL, HYBRID]),
-        ranks=st.integers(1, 3),
+        ranks=st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2), (4, 2)]),
         depth=st.integers(1, 3),
         pages=st.sampled_from([32, 64]),
         host=st.sampled_from([16, 64]),
@@ -57,7 +57,8 @@ class Protocol(RuleBasedStateMachine):
         options = {"disk_path": Path("unused"), "disk_bytes": 1 << 20} if disk else {}
         self.engine = FakeEngine(
             layout,
-            ranks=ranks,
+            ranks=ranks[0],
+            copies=ranks[1],
             depth=depth,
             pages=pages,
             host=host,

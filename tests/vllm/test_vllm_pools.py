@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kvoffload.connectors.vllm.pools import layout_of, regions_of
+from kvoffload.connectors.vllm.pools import layer_places, layout_of, regions_of
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -206,6 +206,20 @@ def test_layers_that_share_memory_are_one_region():
 
     assert [g.block_bytes for g in layout.groups] == [BYTES, BYTES]
     assert pools[0] == pools[1]
+
+
+def test_a_layer_is_there_with_its_last_region():
+    """Keys and values apart are two regions; a layer on another's tensor has its place; several groups have none."""
+    shared = zeros(2, BLOCKS, 16, HEADS, DIM)
+    told = config((["a", "b", "c"], full()))
+    tensors = {"a": shared, "b": zeros(BLOCKS, 16, HEADS, 2 * DIM), "c": shared}
+    _, pools = layout_of(told, tensors)
+
+    assert layer_places(told, tensors, pools) == {"a": 1, "b": 2, "c": 1}
+    for name, place in {"a": 1, "b": 2}.items():
+        assert pools[0][place] == regions_of(name, tensors[name], BLOCKS)[-1]
+    two = config((["a"], full()), (["c"], sliding()))
+    assert layer_places(two, tensors, layout_of(two, tensors)[1]) == {}
 
 
 def test_layers_of_other_ranks_are_left_out():

@@ -17,7 +17,6 @@ VOCABULARY = 512
 SCALE, VECTOR_SCALE = 0.25, 0.1
 TIED_SCALE = 0.02
 """Of embeddings that are the output weights too: larger ones make a model that repeats its input."""
-
 COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -98,9 +97,25 @@ MODELS: dict[str, dict[str, Any]] = {
         "swiglu_limit": 7.0,
         "attention_bias": True,
     },
+    "deepseek": {
+        **COMMON,
+        "model_type": "deepseek_v2",
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 3,
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "head_dim": 64,
+        "attention_bias": False,
+    },
 }
 """By name: llama has one group; gemma2 and gpt_oss one full and one sliding; gemma3odd two full layers and six sliding,
-in four groups that overlay each other; gemma3 one full and five sliding."""
+in four groups that overlay each other; gemma3 one full and five sliding; deepseek latent attention, of the only size
+for which the CPU has a kernel (blocks of 16 tokens)."""
 
 
 def model(name: str, cache: Path, **changes: Any) -> Path:
