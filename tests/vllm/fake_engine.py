@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,10 @@ class FakeEngine:
         budget: int = 16,
         host: int = 64,
         disk: int = 0,
+        streams: bool = False,
         **options: Any,
     ) -> None:
+        """streams: as on a device whose copies are ordered by streams: no step waits for its stores."""
         self.layout, self.depth, self.budget, self.pages = layout, depth, budget, pages
         self.clock = Clock()
         self.owner: dict[int, int] = {}
@@ -60,6 +63,8 @@ class FakeEngine:
         inventory = Inventory(counts, max(1, host // 8), 1, disk // 8)
         for worker, mover in zip(self.workers, self.movers, strict=True):
             worker._mover = mover  # type: ignore[assignment]
+            if streams:
+                worker._device = SimpleNamespace(streams=True, point=lambda: None)  # type: ignore[assignment]
         self.scheduler.attach({(0, rank): Handshake(layout, name, inventory) for rank in range(ranks)})
         self.aggregator = KVOutputAggregator(ranks)
         self.requests: dict[str, Request] = {}
