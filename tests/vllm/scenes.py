@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fake_engine import HYBRID, FakeEngine, Output, Request
@@ -75,3 +76,8 @@ def told_from(engine) -> list[StepPlans]:
 
     engine.scheduler.step = step
     return found
+
+
+def without_cancels(submit):
+    """Of a mover: a disk that cannot even be told to stop."""
+    return lambda plans, *more: submit(replace(plans, cancels=()), *more)

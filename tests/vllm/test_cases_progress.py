@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import pytest
 from fake_engine import FULL, HYBRID, SIZE, FakeEngine, Request
 from fake_mover import ScriptedMover
 from kvoffload.connectors.vllm import worker
-from scenes import DISK, LOAD, READ, STORE, WRITE, kinds, let_go, nothing, prompt, warm
+from scenes import DISK, LOAD, READ, STORE, WRITE, kinds, let_go, nothing, prompt, warm, without_cancels
 
 from kvoffload.messages import CopyFlag
 
@@ -186,7 +185,7 @@ def test_PROC_03_a_load_that_is_given_up_without_a_report_ends_the_wait():
     engine.planner.reset(("host",))
     for mover in engine.movers:
         mover.held = {READ}
-        mover.submit = _without_cancels(mover.submit)
+        mover.submit = without_cancels(mover.submit)
     engine.add(Request("second", prompt(40), 1))
     for _ in range(3):
         engine.step()
@@ -200,8 +199,3 @@ def test_PROC_03_a_load_that_is_given_up_without_a_report_ends_the_wait():
     let_go(engine)
     engine.run()
     engine.check()
-
-
-def _without_cancels(submit):
-    """A disk that cannot even be told to stop."""
-    return lambda plans, *more: submit(replace(plans, cancels=()), *more)
