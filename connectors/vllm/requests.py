@@ -31,6 +31,7 @@ class GrownChain:
         self._request = request
         self._own = namespace.hash.partition(":")[0] != "vllm"
         self._last: object = None
+        self._media = 0
         self._chain = self._new()
         self._keys = self._chain.keys
 
@@ -68,17 +69,21 @@ class GrownChain:
         whole = request.num_tokens // size * size
         if whole <= chain.tokens or request.prompt_embeds is not None:
             return False
-        media = [] if chain.tokens else [Media(*m) for m in media_of(request)]
-        chain.extend(request.all_token_ids[chain.tokens : whole], media)
+        media = media_of(request)
+        chain.extend(request.all_token_ids[chain.tokens : whole], [Media(*m) for m in media[self._media :]])
+        self._media = len(media)
+        hashes = request.block_hashes
+        self._last = hashes[chain.blocks - 1] if len(hashes) >= chain.blocks else None
         return True
 
     @property
     def broken(self) -> bool:
-        """Whether the engine took back tokens that have keys already (a streamed session that was edited)."""
-        if self._own:
-            return bool(self._request.num_tokens < self._chain.tokens)
+        """Whether the engine took back tokens that have keys already (a streamed session that was edited). Its own
+        hashes tell, under kvoffload's keys too, unless it keeps none."""
+        if self._own and self._request.num_tokens < self._chain.tokens:
+            return True
         hashes, known = self._request.block_hashes, self._chain.blocks
-        if not known:
+        if not known or self._last is None:
             return False
         return len(hashes) < known or (
             hashes[known - 1] is not self._last and hashes[known - 1] != self._last

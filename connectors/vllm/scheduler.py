@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 REASONS = {"stop": "end_turn", "length": "length", "abort": "abort"}
 """vLLM's finish reasons in the planner's words."""
 
+ARRIVALS = ("stored_host", "stored_disk", "prefetched", "loaded_host", "loaded_disk")
+"""Counters of blocks that have come to where they were to go, on all ranks."""
+
 
 class SchedulerPart:
     """Before every worker has shaken hands, everything is a miss. Thread: the scheduler's."""
@@ -51,6 +54,8 @@ class SchedulerPart:
         self._invalid: list[int] = []
         self._settled: list[Gap] = []
         self._step = 0
+        self._arrived = -1
+        self._lively = 0.0
         self._sync_allowed = False
 
     # ---- start ----
@@ -231,6 +236,17 @@ class SchedulerPart:
             request_id = self._holds.pop(hold, None)
             if request_id is not None:
                 self._ended.append(Ended(request_id, True))
+
+    def going_on(self) -> bool:
+        """Whether steps without any request are of use: blocks are on their way to a tier, or wait for those that are.
+        When none has arrived in `deadline_s` nothing is waited for until one does: that is left to requests' steps."""
+        if self.core is None or self.core.planner.idle:
+            return False
+        counters, now = self.core.planner.counters, self._clock()
+        arrived = sum(counters[name] for name in ARRIVALS)
+        if arrived != self._arrived:
+            self._arrived, self._lively = arrived, now
+        return now < self._lively + self.settings.config.deadline_s
 
     def stats(self) -> Stats:
         """Counters since start, and gauges of now."""

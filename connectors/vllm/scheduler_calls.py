@@ -62,6 +62,10 @@ class SchedulerCalls(KVConnectorBase_V1, SupportsHMA):
         report = connector_output.kv_connector_worker_meta
         self._ours.update(() if report is None else (report,))
 
+    def has_pending_push_work(self) -> bool:
+        """vLLM asks when it has no request left, and makes steps as long as this is so."""
+        return self._ours.going_on()
+
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
 

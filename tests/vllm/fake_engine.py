@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from fake_mover import GARBAGE, begins, movers_of
-from fake_parts import FULL, HYBRID, SIZE, Output, Request, Work, is_right, next_token, settings_of
+from fake_parts import FULL, HYBRID, SIZE, Output, Request, Work, is_right, key_of, next_token, settings_of
 from kvoffload.connectors.vllm.scheduler import SchedulerPart
 from kvoffload.connectors.vllm.wire import Handshake
 from kvoffload.connectors.vllm.worker import WorkerPart
@@ -23,7 +25,6 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput
 
 from kvoffload.index import EntryFlag
-from kvoffload.keys import Chain
 from kvoffload.layout import GroupKind, Layout
 from kvoffload.messages import Inventory, JobKind
 from kvoffload.testing.rig import Clock
@@ -45,8 +46,11 @@ class FakeEngine:
         budget: int = 16,
         host: int = 64,
         disk: int = 0,
+        streams: bool = False,
         **options: Any,
     ) -> None:
+        """copies: ranks with equal bytes. streams: as on a device whose copies are ordered by streams: no step waits for
+        its stores."""
         layout = replace(layout, groups=tuple(replace(g, replicas=copies) for g in layout.groups))
         self.layout, self.depth, self.budget, self.pages = layout, depth, budget, pages
         self.clock = Clock()
@@ -62,6 +66,8 @@ class FakeEngine:
         inventory = Inventory(counts, max(1, host // 8), 1, disk // 8)
         for worker, mover in zip(self.workers, self.movers, strict=True):
             worker._mover = mover  # type: ignore[assignment]
+            if streams:
+                worker._device = SimpleNamespace(streams=True, point=lambda: None)  # type: ignore[assignment]
         memory = [str(rank // copies) if copies > 1 else "" for rank in range(ranks)]
         self.scheduler.attach({(0, r): Handshake(layout, name, inventory, m) for r, m in enumerate(memory)})
         self.aggregator = KVOutputAggregator(ranks)
@@ -141,7 +147,8 @@ class FakeEngine:
             f"never at rest: {self.planner.describe()}, {[r.__dict__ for r in self.requests.values()]}"
         )
 
-    def _schedule(self) -> Output:
+    def _schedule(self, also: Collection[str] = ()) -> Output:
+        """also: requests that lost their pages before and may be admitted again at once."""
         output = Output(self.number)
         budget = self.budget
         for request in list(self.running):
@@ -156,7 +163,7 @@ class FakeEngine:
                 if budget <= 0 or not self._admit(output, request, budget):
                     break
                 budget = self.budget - sum(work.end - work.start for work in output.works)
-        output.preempted_req_ids, self.preempted = self.preempted, set()
+        output.preempted_req_ids, self.preempted = self.preempted | set(also), set()
         output.told = pickle.dumps(self.scheduler.step(output))
         for work in output.works:
             work.request.num_computed_tokens = work.end
@@ -472,14 +479,11 @@ class FakeEngine:
                 content = memory.host.get(place, GARBAGE)
                 assert content != GARBAGE, f"garbage is visible in slot {place}"
                 assert content[0] == place[0]
-                assert self._key(content[1]) == entry["key"].tobytes(), f"slot {place} holds other tokens"
+                assert key_of(self.namespace, content[1]) == entry["key"].tobytes(), (
+                    f"slot {place} holds other tokens"
+                )
             found[place[0], entry["key"].tobytes()] = place[1]
         return found
-
-    def _key(self, text: tuple[int, ...]) -> bytes:
-        chain = Chain(self.namespace)
-        chain.extend(np.array(text, np.uint32))
-        return bytes(chain.keys[-1].tobytes())
 
     def check(self) -> None:
         """At rest: nothing is held, waited for or half told."""

@@ -6,10 +6,12 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from fake_mover import GARBAGE, Memory, begins
 from kvoffload.connectors.vllm.settings import Settings
 
 from kvoffload.config import Config
+from kvoffload.keys import Chain, Namespace
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 
 SIZE = 4
@@ -130,3 +132,10 @@ def is_right(layout: Layout, memory: Memory, work: Work) -> bool:
             if not begins(memory.pages.get(table[block], GARBAGE), wanted, (block + 1) * SIZE):
                 return False
     return True
+
+
+def key_of(namespace: Namespace, text: tuple[int, ...]) -> bytes:
+    """The key of the last block of this text, under kvoffload's own hashes."""
+    chain = Chain(namespace)
+    chain.extend(np.array(text, np.uint32))
+    return bytes(chain.keys[-1].tobytes())

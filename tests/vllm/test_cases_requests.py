@@ -1,59 +1,22 @@
-"""LIFE, PROG, PROC, ORDER and TOPO rows of docs/cases.md for the vLLM plug, over a small vLLM of symbols."""
+"""LIFE, ORDER and TOPO rows of docs/cases.md for the vLLM plug, over a small vLLM of symbols."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
 from fake_engine import FULL, HYBRID, SIZE, FakeEngine, Request, settings_of
 from fake_mover import Memory, ScriptedMover
-from kvoffload.connectors.vllm import compat, worker
+from kvoffload.connectors.vllm import compat
 from kvoffload.connectors.vllm.scheduler import SchedulerPart
 from kvoffload.connectors.vllm.wire import Ended, Handshake, StepPlans
 from kvoffload.connectors.vllm.worker import WorkerPart
+from scenes import DISK, LOAD, STORE, WRITE, kinds, let_go, loading, nothing, prompt, reports, told_from, warm
 
 from kvoffload.errors import ConfigError
 from kvoffload.layout import Layout
-from kvoffload.messages import CopyFlag, Inventory, JobKind, Outcome
+from kvoffload.messages import Inventory
 from kvoffload.tiers.disk import rank_directory
-
-DISK = {"disk": 128, "disk_path": Path("unused"), "disk_bytes": 1 << 20}
-LOAD, STORE, READ, WRITE = JobKind.LOAD, JobKind.STORE, JobKind.READ, JobKind.WRITE
-
-
-def prompt(length: int, family: int = 1) -> list[int]:
-    return [10 * family + i % 7 for i in range(length)]
-
-
-def warm(layout: Layout = HYBRID, length: int = 40, **sizes) -> FakeEngine:
-    """An engine that has stored a prompt of that length and whose pages have forgotten it."""
-    engine = FakeEngine(layout, **sizes)
-    engine.add(Request("first", prompt(length), 1))
-    engine.run()
-    engine.forget_pages()
-    return engine
-
-
-def loading(name: str = "second", **sizes) -> FakeEngine:
-    """The same, with a second request whose load is held on every rank."""
-    engine = warm(**sizes)
-    for mover in engine.movers:
-        mover.held.add(LOAD)
-    engine.add(Request(name, prompt(40), 1))
-    for _ in range(3):
-        engine.step()
-    assert engine.requests[name].state == "remote"
-    return engine
-
-
-def kinds(engine: FakeEngine, since: int = 0) -> list[JobKind]:
-    return [job.kind for job in engine.movers[0].seen[since:]]
-
-
-def let_go(engine: FakeEngine) -> None:
-    for mover in engine.movers:
-        mover.held.clear()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -84,43 +47,66 @@ def test_LIFE_03_a_request_that_ends_twice_in_a_step_ends_once(reasons):
     let_go(engine)
     ends = []
     for _ in range(4):
-        told = engine.scheduler.step(_nothing(engine))
+        told = engine.scheduler.step(nothing(engine))
         ends += told.ended
-        engine.scheduler.update(_reports(engine, told))
+        engine.scheduler.update(reports(engine, told))
     assert ends == [Ended("second", True)]
 
 
-def _nothing(engine):
-    from fake_engine import Output
-
-    return Output(engine.number)
-
-
-def _reports(engine, told):
-    found = []
-    for part in engine.workers:
-        part.start(told)
-        part.save(told)
-        part.ended()
-        report = part.report()
-        found += [] if report is None else [report]
-    return found
+def came_back() -> tuple[FakeEngine, Request]:
+    """On two ranks a request lost its pages while its blocks were on their way to host, came back, and loads those that
+    were there before it; the store and the load are held."""
+    engine = FakeEngine(HYBRID, ranks=2, streams=True, deadline_s=5.0)
+    engine.add(Request("first", prompt(20), 1))
+    engine.run()
+    engine.forget_pages()
+    for mover in engine.movers:
+        mover.held = {STORE, LOAD}
+    second = engine.add(Request("second", prompt(40), 3))
+    engine.step()
+    for mover in engine.movers:
+        mover.end(0)
+    while second.num_computed_tokens < 36:
+        engine.step()
+    engine.preempt(second)
+    engine.forget_pages()
+    engine.step()
+    engine.clock.now += 6.0
+    engine.step()
+    engine.step()
+    assert second.state == "remote"
+    for mover in engine.movers:
+        assert {(r.job.kind, r.job.request) for r in mover.running} == {(LOAD, "second"), (STORE, "second")}
+    return engine, second
 
 
 @pytest.mark.parametrize("load_first", [True, False])
 def test_LIFE_04_a_load_and_a_store_of_one_request_end_together(load_first):
-    """In either order of the outcomes: one end of the load, and both jobs are gone."""
-    engine = loading()
-    load = next(job for job in engine.movers[0].seen if job.kind is LOAD)
-    planner = engine.planner
-    store = planner._inflight.add(STORE, load.copies[:0].copy(), 99.0, "second")
-    planner._inflight.take_unsent(0.0)
-    outcomes = [Outcome(load.id, 0), Outcome(store.job.id, 0)]
-    from kvoffload.connectors.vllm.wire import Report
+    """By one report, in either order: workers hear of one end, with nothing lost."""
+    engine, _ = came_back()
+    for mover in engine.movers:
+        mover.running.sort(key=lambda r: (r.job.kind is LOAD) is not load_first)
+    told = told_from(engine)
+    let_go(engine)
+    engine.run()
+    assert [end for step in told for end in step.ended] == [Ended("second", False)]
+    engine.check()
 
-    engine.scheduler.update([Report(tuple(outcomes if load_first else outcomes[::-1]))])
-    assert engine.scheduler._ended == [Ended("second", False)]
-    assert planner.idle
+
+def test_LIFE_04_the_end_of_a_store_is_not_that_of_a_load():
+    """As above, and the store ends steps before the load does: the request goes on waiting for its load."""
+    engine, second = came_back()
+    told = told_from(engine)
+    for mover in engine.movers:
+        mover.held.discard(STORE)
+    for _ in range(4):
+        engine.step()
+    assert all([r.job.kind for r in mover.running] == [LOAD] for mover in engine.movers)
+    assert second.state == "remote"
+    let_go(engine)
+    engine.run()
+    assert [end for step in told for end in step.ended] == [Ended("second", False)]
+    engine.check()
 
 
 def test_LIFE_06_pages_of_an_aborted_load_wait_for_the_copies():
@@ -177,7 +163,7 @@ def test_LIFE_10_one_page_number_in_two_groups():
     for page in range(1, 11):
         engine.owner[page] = 1
     engine.scheduler.allocated(request, lambda: (list(range(1, 11)), list(range(1, 11))), tokens)
-    told = engine.scheduler.step(_nothing(engine))
+    told = engine.scheduler.step(nothing(engine))
     assert [job.kind for job in told.plans.jobs] == [LOAD]
     engine.workers[0].start(told)
     assert engine.workers[0].ended() == ({"second"}, set())
@@ -192,182 +178,6 @@ def test_LIFE_12_a_long_prompt_can_be_found_as_it_is_computed():
     for number in range(1, 4):
         engine.step()
         assert len(engine.visible()) == number * 16 // SIZE
-
-
-def test_PROG_03_a_request_waits_for_a_stalled_load_until_its_deadline():
-    """One load never ends: a second request is told to ask again, and runs alone once the deadline has passed."""
-    engine = loading(deadline_s=5.0)
-    engine.movers[0].stuck = {running.job.id for running in engine.movers[0].running}
-    let_go(engine)
-    engine.add(Request("third", prompt(40), 1))
-    for _ in range(5):
-        engine.step()
-    assert engine.waits == 5
-    engine.clock.now += 6.0
-    for _ in range(8):
-        engine.step()
-    assert "third" in engine.answers
-    assert "second" in engine.requests
-    engine.movers[0].stuck.clear()
-    engine.run()
-    engine.check()
-
-
-@pytest.mark.parametrize("layout", [FULL, HYBRID])
-def test_PROG_04_a_block_that_cannot_be_read_is_not_tried_for_ever(layout):
-    """Every read from disk fails: the request is computed, and no block was tried more than twice."""
-    engine = warm(layout, **DISK)
-    engine.planner.reset(("host",))
-    engine.movers[0].failing = {LOAD: 1000, READ: 1000}
-    engine.movers[0].which = 0
-    since = len(engine.movers[0].seen)
-    engine.add(Request("second", prompt(40), 2))
-    engine.run()
-    jobs = [job for job in engine.movers[0].seen[since:] if job.kind in (LOAD, READ)]
-    tried = [
-        c["key"].tobytes()
-        for job in jobs
-        for c in job.copies
-        if job.kind is READ or c["flags"] & CopyFlag.READ
-    ]
-    assert tried
-    assert max(tried.count(key) for key in set(tried)) <= 2 * len(layout.groups)
-    engine.check()
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_PROG_06_a_load_that_fails_on_one_rank_is_told_by_both(rank):
-    """One of two ranks cannot copy, not even the second time: vLLM hears of one failed load, and computes."""
-    engine = warm(ranks=2)
-    engine.movers[rank].failing = {LOAD: 2}
-    engine.add(Request("second", prompt(40), 1))
-    engine.run()
-    assert engine.planner.counters["retried"] == 1
-    engine.check()
-
-
-def test_PROG_06_a_load_whose_part_was_lost_is_not_called_whole():
-    """Half of a prefix is on its way from disk for another request and does not come; what else there is arrives on
-    every rank. The load has failed, and no rank may say otherwise before the scheduler knows."""
-    engine = FakeEngine(HYBRID, ranks=2, **DISK)
-    engine.add(Request("first", prompt(40), 1))
-    engine.run()
-    engine.planner.reset(("host",))
-    for mover in engine.movers:
-        mover.held.add(READ)
-    engine.movers[0].failing = {READ: 2}
-    engine.add(Request("second", prompt(40), 1))
-    engine.step()
-    engine.step()
-    let_go(engine)
-    engine.run()
-    engine.check()
-
-
-def test_PROG_11_loads_from_disk_while_host_is_full_and_pinned():
-    """Host has 16 slots, all taken by copies that are held: requests end, from disk or computed, and nothing hangs."""
-    engine = warm(FULL, host=16, **DISK)
-    engine.planner.reset(("host",))
-    engine.movers[0].held = {WRITE, LOAD}
-    for number in range(4):
-        engine.add(Request(str(number), prompt(60, number), 2))
-    for _ in range(40):
-        engine.clock.now += 1.0
-        engine.step()
-    let_go(engine)
-    engine.run()
-    engine.check()
-
-
-def test_PROG_13_copies_that_the_engine_waits_for_are_named(caplog, monkeypatch):
-    """A store that does not end is named with its rank every few seconds, and waited for: its pages are being read."""
-    monkeypatch.setattr(worker, "PATIENCE_S", 0.01)
-
-    class Stuck(ScriptedMover):
-        patience = 3
-
-        def wait(self, job_ids, timeout):
-            assert timeout == 0.01
-            self.patience -= 1
-            return self.patience < 0 and super().wait(job_ids, timeout)
-
-    engine = FakeEngine(FULL)
-    mover = engine.movers[0] = Stuck(0, engine.memories[0])
-    engine.workers[0]._mover = mover
-    with caplog.at_level(logging.WARNING):
-        engine.add(Request("only", prompt(8), 1))
-        engine.run()
-    lines = [record.message for record in caplog.records if "have not ended" in record.message]
-    assert len(lines) == 3
-    assert all("rank 0" in line for line in lines)
-
-
-def test_PROC_03_vllm_hears_of_pages_that_were_not_filled_in_the_same_step():
-    """Block 3 of a load that the forward waits for fails: that page is told with the step's results, not later, the
-    request goes on with 3 blocks, and nothing that was computed over the gap is stored, for any request."""
-    engine = warm(FULL)
-    engine.movers[0].failing, engine.movers[0].which = {LOAD: 1}, 3
-    for name in ("second", "shares its pages"):
-        engine.add(Request(name, prompt(44), 1))
-    output = engine._schedule()
-    assert output.has_sync_kv_loads
-    engine._process(output)
-    assert [request.num_computed_tokens for request in engine.running] == [3 * SIZE] * 2
-    engine.visible()
-    engine.run()
-    engine.check()
-
-
-def test_PROC_03_a_load_shorter_than_promised_is_a_failure_on_every_rank():
-    """Blocks vanish between the match and the pages: what is left arrives on both ranks, and neither calls that a
-    success."""
-    engine = FakeEngine(HYBRID, ranks=2)
-    engine.add(Request("short", prompt(20), 1))
-    engine.run()
-    engine.forget_pages()
-    second = Request("second", prompt(40), 1)
-    part = engine.scheduler
-    part.new(second)
-    tokens, later = part.match(second, 0)
-    assert (tokens, later) == (20, True)
-    engine.owner.update(dict.fromkeys(range(1, 21), 1))
-    part.allocated(second, lambda: (list(range(1, 11)), list(range(11, 21))), 40)
-    received, failed = [], []
-    for _ in range(3):
-        told = part.step(_nothing(engine))
-        for one in engine.workers:
-            one.start(told)
-            ends = one.ended()
-            received += ends[0]
-            failed += ends[1]
-        part.update([r for r in (one.report() for one in engine.workers) if r])
-    assert received == failed == ["second", "second"]
-
-
-def test_PROC_03_a_load_that_is_given_up_without_a_report_ends_the_wait():
-    """The disk never answers and the only worker has nothing to say: past the deadline the request goes on all the
-    same."""
-    engine = warm(HYBRID, **DISK, deadline_s=5.0)
-    engine.planner.reset(("host",))
-    engine.movers[0].held = {READ, LOAD}
-    engine.movers[0].submit = _without_cancels(engine.movers[0].submit)
-    engine.add(Request("second", prompt(40), 1))
-    for _ in range(30):
-        engine.clock.now += 1.0
-        engine.step()
-        if "second" in engine.answers:
-            break
-    assert "second" in engine.answers or engine.requests["second"].state == "remote"
-    let_go(engine)
-    engine.run()
-    engine.check()
-
-
-def _without_cancels(submit):
-    """A disk that cannot even be told to stop."""
-    from dataclasses import replace
-
-    return lambda plans, *more: submit(replace(plans, cancels=()), *more)
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -27,9 +27,10 @@ def requests(count: int, longest: int) -> list[tuple[list[int], int]]:
 
 
 def storm(engine, wanted, seed):
-    """Run them all, a quarter of them cancelled somewhere; what the others said, and how many were cancelled."""
+    """Run them all, a quarter of them cancelled somewhere; what the others said, how many were cancelled, and how often
+    everything was forgotten meanwhile."""
     live, source = Live(engine), random.Random(seed)
-    left, cancelled = list(enumerate(wanted)), 0
+    left, cancelled, resets = list(enumerate(wanted)), 0, 0
     while left or live.open:
         if left and len(live.open) < 12:
             number, (prompt, tokens) = left.pop(0)
@@ -39,15 +40,17 @@ def storm(engine, wanted, seed):
             cancelled += 1
         live.steps(1)
         if source.random() < 0.02:
-            reset(engine)
-    return live, cancelled
+            resets += reset(engine)
+    return live, cancelled, resets
 
 
-def reset(engine):
-    """Forget pages and tiers under running requests; vLLM cannot while a load is under way."""
+def reset(engine) -> bool:
+    """Forget pages and tiers under running requests; whether that was done: vLLM cannot while a load is under way."""
     states = {request.status.name for request in engine.core.scheduler.requests.values()}
-    if "WAITING_FOR_REMOTE_KVS" not in states:
-        assert engine.llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    if "WAITING_FOR_REMOTE_KVS" in states:
+        return False
+    assert engine.llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    return True
 
 
 def run_storm(model, name, count, tmp_path, **changes):
@@ -59,8 +62,9 @@ def run_storm(model, name, count, tmp_path, **changes):
     options = {"host_bytes": "24MiB", "disk_path": str(tmp_path), "disk_bytes": "64MiB"}
     with Engine(model(name), options, max_model_len=512, **changes) as engine:
         free = engine.free_blocks
-        wrap(engine.worker, [Slow(SECONDS, [Op.TO_DEVICE, Op.TO_HOST]), Failing(calls=range(20, 2000, 37))])
-        live, cancelled = storm(engine, wanted, 11)
+        failing = Failing(calls=range(20, 2000, 37))
+        wrap(engine.worker, [Slow(SECONDS, [Op.TO_DEVICE, Op.TO_HOST]), failing])
+        live, cancelled, resets = storm(engine, wanted, 11)
         preempted = engine.metric("num_preemptions")
         live.settle()
         planner, mover = engine.scheduler._scheduler.core.planner, engine.worker._worker._mover
@@ -69,13 +73,15 @@ def run_storm(model, name, count, tmp_path, **changes):
         loaded = live.count("loaded_host") + live.count("loaded_disk")
         assert engine.free_blocks == free
         assert engine.scheduler._scheduler._requests == {}
-        assert engine.generate([wanted[0][0]], 4).tokens[0] == right[0][:4] if len(right[0]) >= 4 else True
+        again = [engine.generate([p], n).tokens[0] for p, n in wanted[:4]]
 
     assert left == (True, 0, 0, 0, 0)
     told = {int(name): tokens for name, tokens in live.answers.items() if name.isdigit()}
     assert {n for n, tokens in told.items() if tokens != right[n]} == set()
     assert len(told) == count - cancelled
-    assert min(cancelled, loaded, preempted) > 0
+    assert again == right[:4]
+    assert failing._seen > 20 + 37
+    assert min(cancelled, loaded, preempted, resets) > 0
 
 
 def test_a_few_requests_in_a_small_pool(model, tmp_path):

@@ -160,16 +160,39 @@ def test_a_prompt_of_embeddings_has_no_keys():
     assert keys(request) == []
 
 
-def test_tokens_that_are_taken_back_break_the_chain():
-    """A session that was edited below what has keys: the chain says so, under both kinds of hashes."""
-    for algorithm in (OWN, ENGINE):
-        request = made()
-        chain = GrownChain(Namespace("m", BLOCK, hash=algorithm), request)
-        assert len(chain.keys) == 5
-        assert not chain.broken
-        shorter = made(TOKENS[: 2 * BLOCK])
-        chain._request = shorter
-        assert chain.broken, algorithm
+@pytest.mark.parametrize("algorithm", [OWN, ENGINE])
+@pytest.mark.parametrize("blocks", [1, 5])
+def test_tokens_that_are_taken_back_break_the_chain(algorithm, blocks):
+    """A session that was edited below what has keys: shorter, or another token in the last block; one that goes on
+    behind it is whole."""
+    tokens = TOKENS[: blocks * BLOCK + 3]
+    chain = GrownChain(Namespace("m", BLOCK, hash=algorithm), made(tokens))
+    assert not chain.broken
+    assert len(chain.keys) == blocks
+    assert not chain.broken
+    changed = [*tokens[: blocks * BLOCK - 1], 7, *tokens[blocks * BLOCK :]]
+    for edited, broken in (
+        (tokens[: blocks * BLOCK - 1], True),
+        (tokens[: blocks * BLOCK], False),
+        (changed, True),
+        ([*changed, *TOKENS], True),
+        ([*tokens, *TOKENS], False),
+    ):
+        chain._request = made(edited)
+        assert chain.broken is broken
+
+
+def test_a_picture_that_comes_with_a_later_turn_is_part_of_the_keys():
+    """A streamed session gets a picture after its first blocks have keys: as if all had come at once."""
+    request = made(TOKENS[: 2 * BLOCK], mm_features=[picture("a", 3)])
+    chain = GrownChain(Namespace("m", BLOCK, hash=OWN), request)
+    assert len(chain.keys) == 2
+    request.mm_features.append(picture("b", 2 * BLOCK + 1))
+    request._all_token_ids.extend(TOKENS[2 * BLOCK :])
+
+    whole = keys(made(mm_features=[picture("a", 3), picture("b", 2 * BLOCK + 1)]))
+    assert [key.tobytes() for key in chain.keys] == whole
+    assert whole[2:] != keys(made(mm_features=[picture("a", 3), picture("c", 2 * BLOCK + 1)]))[2:]
 
 
 def test_KEY_01_keys_are_the_same_in_every_process():

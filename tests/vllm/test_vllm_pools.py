@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     MambaSpec,
     MLAAttentionSpec,
+    RSWASpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
@@ -138,11 +139,27 @@ def test_a_shape_without_blocks_is_refused():
 
 
 def test_a_block_in_too_many_pieces_is_refused():
-    """Hundreds of pieces mean that another dimension was taken for the blocks."""
-    scattered = torch.zeros((300, BLOCKS, 8), dtype=torch.uint8).movedim(0, 1)
+    """More than 256 pieces mean that another dimension was taken for the blocks."""
 
+    def scattered(pieces):
+        return torch.zeros((pieces, BLOCKS, 8), dtype=torch.uint8).movedim(0, 1)
+
+    assert len(regions_of("layer", scattered(256), BLOCKS)) == 256
     with pytest.raises(LayoutError, match="too many pieces"):
-        regions_of("layer", scattered, BLOCKS)
+        regions_of("layer", scattered(257), BLOCKS)
+
+
+def test_blocks_are_the_first_dimension_that_can_be():
+    """As many heads as blocks, or a multiple: dimension 0 is the blocks all the same."""
+    (region,) = regions_of("layer", zeros(BLOCKS, 2 * BLOCKS, SIZE), BLOCKS)
+    assert (region.stride, region.page_bytes) == (2 * BLOCKS * SIZE, 2 * BLOCKS * SIZE)
+
+
+def test_a_dimension_of_one_says_nothing():
+    """Its stride may be anything: the block is one piece."""
+    tensor = zeros(BLOCKS, SIZE * DIM).as_strided((BLOCKS, 1, SIZE, DIM), (SIZE * DIM, 3, DIM, 1))
+    (region,) = regions_of("layer", tensor, BLOCKS)
+    assert (region.stride, region.page_bytes) == (SIZE * DIM, SIZE * DIM)
 
 
 # ---- groups ----
@@ -245,6 +262,10 @@ def test_the_hash_size_is_the_base():
     """Tokens per key are the engine's hash block, else the smallest block."""
     assert layout_of(config((["a"], full()), hash_block_size=8), caches("a"))[0].base_tokens == 8
     assert layout_of(config((["a"], full())), caches("a"))[0].base_tokens == 16
+    wide = SlidingWindowSpec(
+        block_size=32, num_kv_heads=HEADS, head_size=DIM, dtype=torch.uint8, sliding_window=64
+    )
+    assert layout_of(config((["b"], wide), (["a"], full())), caches("a", "b"))[0].base_tokens == 16
 
 
 def test_states_without_snapshots_are_refused():
@@ -276,6 +297,24 @@ def test_unknown_layers_are_refused():
     else:
         with pytest.raises(LayoutError, match="there is nothing to offload"):
             layout_of(config((["a"], cross)), caches("a"))
+
+
+def test_attention_that_forgets_in_the_middle_is_refused():
+    """R-SWA looks like full attention and keeps less."""
+    partial = RSWASpec(block_size=16, num_kv_heads=HEADS, head_size=DIM, dtype=torch.uint8, rswa_window=64)
+
+    with pytest.raises(LayoutError, match="group 0: RSWASpec is not handled"):
+        layout_of(config((["a"], partial)), caches("a"))
+
+
+def test_layers_that_no_prefix_names_are_left_out():
+    """Beside a full group, a kind whose blocks depend on more than the prefix: there, and never stored."""
+    told = config((["a"], full()), (["b"], full(), {}))
+    told.kv_cache_groups[1].kv_cache_spec = SimpleNamespace(prefix_cacheable=False, block_size=16)
+    layout, pools = layout_of(told, caches("a", "b"))
+
+    assert [g.transient for g in layout.groups] == [False, True]
+    assert pools[1] == ()
 
 
 def test_groups_in_host_memory_are_refused():
