@@ -15,7 +15,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from fake_mover import GARBAGE, begins, movers_of
 from fake_parts import FULL, HYBRID, SIZE, Output, Request, Work, is_right, key_of, next_token, settings_of
 from kvoffload.connectors.vllm.scheduler import SchedulerPart
@@ -49,7 +48,7 @@ class FakeEngine:
         streams: bool = False,
         **options: Any,
     ) -> None:
-        """copies: ranks with equal bytes. streams: as on a device whose copies are ordered by streams: no step waits for
+        """copies: ranks with equal bytes. streams: as on a device whose copies streams order: no step waits for
         its stores."""
         layout = replace(layout, groups=tuple(replace(g, replicas=copies) for g in layout.groups))
         self.layout, self.depth, self.budget, self.pages = layout, depth, budget, pages
