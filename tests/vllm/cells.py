@@ -31,8 +31,8 @@ HASHES = {"float32": "sha256", "bfloat16": "sha256_cbor"}
 
 DISK = "64MiB"
 FLOOD = (900,) * 12 + (130,) * 24
-"""Prompts that are several times what the host tier holds: long ones for full groups, many ends for windows, whose slabs
-keep old blocks beside new ones until the group needs the slots."""
+"""Prompts that are several times what the host tier holds: long ones for full groups, many ends for windows, whose
+slabs keep old blocks beside new ones until the group needs the slots."""
 
 
 @dataclass(frozen=True, slots=True)
