@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvoffload.connectors.vllm import device, worker
+from kvoffload.connectors.vllm import device, rank_tiers
 from runner import LENGTHS, Engine, prompts, restorable
 
 from kvoffload.copying.cpu import CpuCopyEngine
@@ -61,7 +61,7 @@ def plain(model):
 def read_fault(monkeypatch):
     """A disk whose reads can be made to fail."""
     fault = Breaking(Op.READ)
-    monkeypatch.setattr(worker, "DiskTier", lambda *args, **more: FaultyTier(DiskTier(*args, **more), fault))
+    monkeypatch.setattr(rank_tiers, "DiskTier", lambda *args, **more: FaultyTier(DiskTier(*args, **more), fault))
     return fault
 
 
