@@ -261,6 +261,8 @@ class FakeEngine:
     def _process(self, output: Output) -> None:
         """Run one step on every worker, and take in what they say."""
         told = [pickle.loads(output.told) for _ in self.workers]
+        for worker, mine in zip(self.workers, told, strict=True):
+            worker.begin(mine)
         if output.has_sync_kv_loads:
             for worker, mine in zip(self.workers, told, strict=True):
                 worker.start(mine)
@@ -378,7 +380,7 @@ class FakeEngine:
             if request in queue:
                 queue.remove(request)
         request.state, request.reason = "finished", reason
-        self.scheduler.finished(request, reason)
+        self.scheduler.finished(request, reason, request.table)
         if reason != "abort":
             self.answers[request.request_id] = request.all_token_ids[request.num_prompt_tokens :]
         if not delay:
