@@ -116,6 +116,12 @@ class PlannerConnector(SchedulerConnector):
             self._offer(item, self._known(item.request))
         return self.planner.tick(self._now)
 
+    def store_rest(self, item: Scheduled) -> int:
+        """The request is about to be released: the id of the job that stores what no step could, 0 = nothing was left.
+        An engine that builds steps before the tokens of earlier ones are known needs it. The job goes out with the next
+        step, and the pages must hold until then."""
+        return self._offer(item, self._known(item.request))
+
     def update(self, reports: Iterable[Outcome]) -> Update:
         freed: list[int] = []
         for item in self.planner.complete(reports):
@@ -179,19 +185,21 @@ class PlannerConnector(SchedulerConnector):
         live.patient = live.since is None or self._now < live.since + self.planner.config.deadline_s
         return live.patient
 
-    def _offer(self, item: Scheduled, live: _Live) -> None:
+    def _offer(self, item: Scheduled, live: _Live) -> int:
+        """The id of the job that stores what is new, or 0."""
         base = self.planner.layout.base_tokens
         limit = item.request.tokens if self.planner.config.store_generated else item.request.prompt
         most = min(item.computed, limit) // base * base
         if most <= live.offered:
-            return
+            return 0
         ready = min(most, len(item.request.chain.keys) * base)
         if ready <= live.offered:
-            return
+            return 0
         offer = self.planner.offer(item.request.info, item.request.chain, ready, item.pages)
         live.offered = offer.cursor if offer.blocked else ready
         if offer.blocks:
             self.on_store(item.request.info.id, offer.blocks)
+        return offer.job
 
     def _take(self, item: Finished) -> None:
         live = self._loads.pop(item.id, None)

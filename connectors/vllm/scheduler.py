@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 REASONS = {"stop": "end_turn", "length": "length", "abort": "abort"}
 """vLLM's finish reasons in the planner's words."""
 
+COMPLETE = ("stop", "length")
+"""Reasons after which all of a request's tokens but the last have been computed."""
+
 ARRIVALS = ("stored_host", "stored_disk", "prefetched", "loaded_host", "loaded_disk")
 """Counters of blocks that have come to where they were to go, on all ranks."""
 
@@ -53,6 +56,7 @@ class SchedulerPart:
         self._ended: list[Ended] = []
         self._invalid: list[int] = []
         self._settled: list[Gap] = []
+        self._rest: list[int] = []
         self._step = 0
         self._arrived = -1
         self._lively = 0.0
@@ -135,17 +139,28 @@ class SchedulerPart:
             missing = slice((tracked.computed + begun) // base, -(-tracked.wanted // base))
             self._invalid += pages[0][missing].tolist()
 
-    def finished(self, request: Any, reason: str) -> None:
-        """The request has ended for any reason. vLLM keeps the pages of a load that it still waits for; stores have
-        left the pages when their step ended."""
+    def finished(self, request: Any, reason: str, table: Sequence[Sequence[int]] = ()) -> None:
+        """The request has ended for any reason. table: its blocks by group, () = it has none. vLLM keeps the pages of a
+        load that it still waits for; stores have left theirs when their step ended, or before the next forward."""
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None or self.core is None:
             return
+        if table and reason in COMPLETE and not (tracked.loading or tracked.chain.broken):
+            self._store_rest(tracked, table)
         hold = self.core.release(request.request_id, REASONS.get(reason, reason))
         if tracked.loading and hold:
             self._holds[hold] = request.request_id
         elif tracked.loading:
             self._ended.append(Ended(request.request_id, True))
+
+    def _store_rest(self, tracked: Tracked, table: Sequence[Sequence[int]]) -> None:
+        """Blocks whose last token was not known when the step was built that computed it: vLLM builds steps ahead."""
+        assert self.core is not None
+        request = tracked.request
+        computed = min(request.num_computed_tokens, tracked.tokens - 1)
+        job = self.core.store_rest(Scheduled(tracked, computed, pages_of(table)))
+        if job:
+            self._rest.append(job)
 
     def _tracked(self, request: Any) -> Tracked:
         tracked = self._requests.get(request.request_id)
@@ -180,8 +195,10 @@ class SchedulerPart:
                 self._preempted(tracked)
         plans = self._honest(self.core.step(self._scheduled(output), self._clock()))
         sync = tuple(job.id for job in plans.jobs if job.kind is JobKind.LOAD and self._waits_for(job))
-        told = StepPlans(plans, sync, tuple(self._ended), tuple(self._invalid), tuple(self._settled))
-        self._ended, self._invalid, self._settled = [], [], []
+        told = StepPlans(
+            plans, sync, tuple(self._ended), tuple(self._invalid), tuple(self._settled), tuple(self._rest)
+        )
+        self._ended, self._invalid, self._settled, self._rest = [], [], [], []
         self._step += 1
         return told
 

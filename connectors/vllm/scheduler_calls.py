@@ -75,7 +75,7 @@ class SchedulerCalls(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """Never holds the pages: stores have left them, and those of a running load vLLM holds itself."""
         reason = request.get_finished_reason()
-        self._ours.finished(request, "" if reason is None else str(reason))
+        self._ours.finished(request, "" if reason is None else str(reason), block_ids)
         return False, None
 
     def reset_cache(self) -> bool | None:

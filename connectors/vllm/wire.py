@@ -33,7 +33,8 @@ class StepPlans(KVConnectorMetadata):
     """Scheduler -> workers, one per step.
 
     sync: jobs that the step's forward waits for. ended: as above, in order. invalid: pages that the forward needs and
-    nothing will fill. settled: gaps (see Report) that the scheduler knows of by now.
+    nothing will fill. settled: gaps (see Report) that the scheduler knows of by now. rest: stores of requests that have
+    ended; their pages may be others' from this step's forward on.
     """
 
     plans: Plans = field(default_factory=Plans)
@@ -41,6 +42,7 @@ class StepPlans(KVConnectorMetadata):
     ended: tuple[Ended, ...] = ()
     invalid: tuple[int, ...] = ()
     settled: tuple[Gap, ...] = ()
+    rest: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

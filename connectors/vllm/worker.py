@@ -1,17 +1,18 @@
 """The part in one worker: vLLM's calls in terms of a Mover.
 
-A step, in vLLM's order: start -> [the forward, with `layer` before each] -> save -> ended, errors, report; with a draft
-model `save` comes last, and without loads that the forward needs `start` comes after it. On a CPU stores are copied in
-`save`, so that vLLM may give any page back when the step ends, and the forward begins when its loads have ended. On a
-device stores are ordered on the forward's stream and the forward behind its loads, where it can be layer by layer;
-the engine's thread waits for them once the forward is on its way, since what failed must be told with the step.
+A step, in vLLM's order: begin -> start -> [the forward, with `layer` before each] -> save -> ended, errors, report;
+with a draft model `save` comes last, and without loads that the forward needs `start` comes after it. On a CPU
+stores are copied in `begin` and `save`, so that vLLM may give any page back when the step ends, and the forward
+begins when its loads have ended. On a device stores are ordered on the forward's stream and the forward behind its
+loads, where it can be layer by layer; the engine's thread waits for them once the forward is on its way, since what
+failed must be told with the step.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,12 +89,17 @@ class WorkerPart:
 
     # ---- a step ----
 
+    def begin(self, told: StepPlans) -> None:
+        """Before anything of this step: store what requests that have ended left in pages that are free now."""
+        self._gaps.difference_update(told.settled)
+        if told.rest:
+            self._store([job for job in told.plans.jobs if job.id in told.rest])
+
     def start(self, told: StepPlans, mode: str = "") -> None:
         """Begin what the forward of this step does not produce; the forward comes behind what it needs. mode: of the
         forward, "" where no layer calls `layer`."""
         assert self._mover is not None
         by_layer = self._hooks.begin(mode) and self._device.streams
-        self._gaps.difference_update(told.settled)
         for ended in told.ended:
             self._end(ended.request, ended.failed)
         if told.invalid:
@@ -121,24 +127,9 @@ class WorkerPart:
             self._order(self._by_layer, place)
 
     def save(self, told: StepPlans) -> None:
-        """Begin, and on a CPU end, the stores of this step.
-
-        Nothing is stored while there are gaps that the scheduler does not know of: any request of these steps may have
-        been computed over them, since requests share pages, also pages that a load of the same step is to fill.
-        """
-        assert self._mover is not None
+        """Begin, and on a CPU end, the stores of this step."""
         self._settle()
-        stores = tuple(job for job in told.plans.jobs if job.kind is JobKind.STORE)
-        if self._gaps:
-            for job in stores:
-                status = np.full(len(job.copies), Status.NOT_DONE, np.uint8)
-                self._outcomes.append(Outcome(job.id, self._rank, status))
-            return
-        if not stores:
-            return
-        self._mover.submit(Plans(stores), self._device.point())
-        if not self._device.streams:
-            self._wait([job.id for job in stores])
+        self._store([j for j in told.plans.jobs if j.kind is JobKind.STORE and j.id not in told.rest])
 
     def ended(self) -> tuple[set[str], set[str]]:
         """(requests whose asynchronous load is over, those of them that lack something), each once."""
@@ -186,6 +177,21 @@ class WorkerPart:
         if self._sync:
             self._wait(self._sync)
             self._poll()
+
+    def _store(self, stores: Sequence[Job]) -> None:
+        """Nothing is stored while there are gaps that the scheduler does not know of: any request of these steps may
+        have been computed over them, since requests share pages, also pages that a load of the same step is to fill."""
+        assert self._mover is not None
+        if self._gaps:
+            for job in stores:
+                status = np.full(len(job.copies), Status.NOT_DONE, np.uint8)
+                self._outcomes.append(Outcome(job.id, self._rank, status))
+            return
+        if not stores:
+            return
+        self._mover.submit(Plans(tuple(stores)), self._device.point())
+        if not self._device.streams:
+            self._wait([job.id for job in stores])
 
     def _wait(self, jobs: Any) -> None:
         """Until these copies have ended: what the engine does next would meet them."""

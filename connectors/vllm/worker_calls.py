@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorTransferResults,
+)
 
 from .compat import engine_facts, forward_mode
 from .pools import layer_places, layout_of
@@ -35,6 +39,12 @@ class WorkerCalls(KVConnectorBase_V1):
 
     def get_handshake_metadata(self) -> Handshake | None:
         return None if self._worker is None else self._worker.handshake
+
+    @timed
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """vLLM's first call of every step, whether or not there are preemptions."""
+        assert isinstance(kv_connector_metadata, StepPlans)
+        self._mine.begin(kv_connector_metadata)
 
     @timed
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

@@ -16,12 +16,24 @@ from types import SimpleNamespace
 from typing import Any
 
 from fake_mover import GARBAGE, begins, movers_of
-from fake_parts import FULL, HYBRID, SIZE, Output, Request, Work, is_right, key_of, next_token, settings_of
+from fake_parts import (
+    FULL,
+    HYBRID,
+    SIZE,
+    Output,
+    Request,
+    Work,
+    is_right,
+    joined,
+    key_of,
+    next_token,
+    settings_of,
+)
 from kvoffload.connectors.vllm.scheduler import SchedulerPart
 from kvoffload.connectors.vllm.wire import Handshake
 from kvoffload.connectors.vllm.worker import WorkerPart
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput
+from vllm.v1.outputs import KVConnectorOutput
 
 from kvoffload.index import EntryFlag
 from kvoffload.layout import GroupKind, Layout
@@ -265,6 +277,8 @@ class FakeEngine:
     def _process(self, output: Output) -> None:
         """Run one step on every worker, and take in what they say."""
         told = [pickle.loads(output.told) for _ in self.workers]
+        for worker, mine in zip(self.workers, told, strict=True):
+            worker.begin(mine)
         if output.has_sync_kv_loads:
             for worker, mine in zip(self.workers, told, strict=True):
                 worker.start(mine)
@@ -288,13 +302,7 @@ class FakeEngine:
         self.processed = output.number
         while self.deferred and self.deferred[0][0] <= self.processed:
             self._give_back(self.deferred.pop(0)[1])
-        self._update(output, self._joined(says))
-
-    def _joined(self, says: list[KVConnectorOutput]) -> KVConnectorOutput:
-        outputs = [replace(EMPTY_MODEL_RUNNER_OUTPUT, kv_connector_output=said) for said in says]
-        joined = self.aggregator.aggregate(outputs)
-        assert joined is not None
-        return joined.kv_connector_output
+        self._update(output, joined(self.aggregator, says))
 
     def _forward(self, work: Work) -> None:
         """Compute tokens [start, end). What comes of a wrong context is garbage on every rank."""
@@ -382,7 +390,7 @@ class FakeEngine:
             if request in queue:
                 queue.remove(request)
         request.state, request.reason = "finished", reason
-        self.scheduler.finished(request, reason)
+        self.scheduler.finished(request, reason, request.table)
         if reason != "abort":
             self.answers[request.request_id] = request.all_token_ids[request.num_prompt_tokens :]
         if not delay:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from fake_mover import GARBAGE, Memory, begins
 from kvoffload.connectors.vllm.settings import Settings
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput
 
 from kvoffload.config import Config
 from kvoffload.keys import Chain, Namespace
@@ -139,3 +141,12 @@ def key_of(namespace: Namespace, text: tuple[int, ...]) -> bytes:
     chain = Chain(namespace)
     chain.extend(np.array(text, np.uint32))
     return bytes(chain.keys[-1].tobytes())
+
+
+def joined(aggregator: KVOutputAggregator, says: list[KVConnectorOutput]) -> KVConnectorOutput:
+    """What the workers say of one step, as vLLM's scheduler gets it."""
+    outputs = [replace(EMPTY_MODEL_RUNNER_OUTPUT, kv_connector_output=said) for said in says]
+    whole = aggregator.aggregate(outputs)
+    assert whole is not None
+    assert whole.kv_connector_output is not None
+    return whole.kv_connector_output

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fake_engine import HYBRID, FakeEngine, Output, Request
+from fake_engine import HYBRID, FakeEngine, Output, Request, next_token
 from kvoffload.connectors.vllm.wire import Report, StepPlans
 
 from kvoffload.layout import Layout
@@ -17,6 +17,14 @@ LOAD, STORE, READ, WRITE = JobKind.LOAD, JobKind.STORE, JobKind.READ, JobKind.WR
 
 def prompt(length: int, family: int = 1) -> list[int]:
     return [10 * family + i % 7 for i in range(length)]
+
+
+def answered(text: list[int], count: int) -> list[int]:
+    """What the model says after a text."""
+    whole = list(text)
+    for _ in range(count):
+        whole.append(next_token(whole))
+    return whole[len(text) :]
 
 
 def warm(layout: Layout = HYBRID, length: int = 40, **sizes) -> FakeEngine:
@@ -58,6 +66,7 @@ def reports(engine: FakeEngine, told: StepPlans) -> list[Report]:
     """What the workers say after a step without tokens."""
     found = []
     for part in engine.workers:
+        part.begin(told)
         part.start(told)
         part.save(told)
         part.ended()

@@ -25,12 +25,6 @@ def stored(engine: FakeEngine, since: int = 0) -> list[int]:
     return [int(c["depth"]) for job in jobs for c in job.copies if c["group"] == 0]
 
 
-def known(tokens: int, depth: int) -> int:
-    """Of a request's tokens those that have KV and were known when its last step was built: the last one has none, and
-    a step that is built ahead is built before the tokens of those before it."""
-    return tokens - 1 - (depth - 1)
-
-
 def one(engine: FakeEngine, name: str, tokens: list[int], answer: int) -> Request:
     request = engine.add(Request(name, tokens, answer))
     engine.run()
@@ -53,11 +47,11 @@ def test_INCR_01_a_load_leaves_alone_what_pages_hold_already():
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_INCR_02_decoding_stores_at_block_ends_only(depth):
-    """24 tokens, one at a time: one store of one block every 4 tokens whose text is known by the last step."""
+    """24 tokens, one at a time: one store of one block every 4 tokens."""
     engine = FakeEngine(FULL, depth=depth)
     one(engine, "only", prompt(8), 25)
     jobs = [job for job in engine.movers[0].seen if job.kind is STORE]
-    blocks = known(8 + 25, depth) // SIZE
+    blocks = (8 + 25 - 1) // SIZE
     assert [len(job.copies) for job in jobs] == [2] + [1] * (blocks - 2)
     assert stored(engine) == list(range(blocks))
 
@@ -99,7 +93,7 @@ def test_INCR_06_tokens_that_are_not_made_yet_are_no_blocks(depth):
     """Steps are built ahead of their tokens: each block is stored once its tokens are known, under its right key."""
     engine = FakeEngine(FULL, depth=depth)
     one(engine, "only", prompt(6), 21)
-    assert len(engine.visible()) == known(6 + 21, depth) // SIZE
+    assert len(engine.visible()) == (6 + 21 - 1) // SIZE
     engine.check()
 
 
@@ -323,4 +317,4 @@ def test_a_gap_keeps_steps_under_way_from_storing(depth):
         engine.visible()
     engine.run()
     engine.check()
-    assert len(engine.visible()) == known(64 + 9, depth) // SIZE
+    assert len(engine.visible()) == (64 + 9 - 1) // SIZE

@@ -7,11 +7,26 @@ from pathlib import Path
 import pytest
 from fake_engine import FULL, HYBRID, SIZE, FakeEngine, Request, settings_of
 from fake_mover import Memory, ScriptedMover
+from fake_parts import key_of
 from kvoffload.connectors.vllm import compat
 from kvoffload.connectors.vllm.scheduler import SchedulerPart
 from kvoffload.connectors.vllm.wire import Ended, Handshake, StepPlans
 from kvoffload.connectors.vllm.worker import WorkerPart
-from scenes import DISK, LOAD, STORE, WRITE, kinds, let_go, loading, nothing, prompt, reports, told_from, warm
+from scenes import (
+    DISK,
+    LOAD,
+    STORE,
+    WRITE,
+    answered,
+    kinds,
+    let_go,
+    loading,
+    nothing,
+    prompt,
+    reports,
+    told_from,
+    warm,
+)
 
 from kvoffload.errors import ConfigError
 from kvoffload.layout import Layout
@@ -192,6 +207,39 @@ def test_ORDER_06_no_store_is_left_behind_by_a_preemption(depth):
     engine.add(Request("other", prompt(40, 2), 4))
     engine.run()
     engine.check()
+
+
+@pytest.mark.parametrize("layout", [FULL, HYBRID])
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("streams", [True, False])
+def test_ORDER_08_the_block_that_the_last_tokens_fill_is_stored(layout, depth, streams):
+    """A request ends with the token behind its last full block, which no step knew to be full that was built ahead; its
+    pages are another request's in the very next step. The block is stored, with what it held."""
+    engine = FakeEngine(layout, depth=depth, streams=streams, pages=24, ranks=2)
+    for answer in (2, 3, 4, 5):
+        engine.add(Request(f"ends after {answer}", prompt(32, answer), answer))
+        engine.add(Request(f"takes its pages {answer}", prompt(40, 50 + answer), 1))
+        engine.run()
+        keys = {key_of(engine.namespace, tuple(text)) for text in _full(prompt(32, answer), answer)}
+        assert keys <= {key for group, key in engine.visible() if group == 0}
+    engine.check()
+
+
+def _full(text: list[int], answer: int) -> list[list[int]]:
+    """Up to the end of each full block of what a request has computed: all but the last token of its answer."""
+    whole = [*text, *answered(text, answer)]
+    return [whole[:end] for end in range(SIZE, len(whole), SIZE)]
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_ORDER_08_what_a_request_left_that_did_not_end_by_itself_is_not_stored(reason):
+    """Nobody vouches for its last pages."""
+    engine = FakeEngine(FULL, depth=2)
+    request = engine.add(Request("only", prompt(7), 9))
+    while request.num_tokens < 10:
+        engine.step()
+    engine.scheduler.finished(request, reason, request.table)
+    assert engine.scheduler.step(nothing(engine)).rest == ()
 
 
 def test_ORDER_09_nothing_is_stored_of_a_request_whose_load_is_under_way():

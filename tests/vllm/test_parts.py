@@ -91,7 +91,7 @@ def test_pages_that_nothing_will_fill_are_named_once(left):
     engine.scheduler.update([report])
     told = engine.scheduler.step(nothing(engine))
     assert (told.invalid, told.settled) == ((), ((0, 1),))
-    worker.start(told)
+    worker.begin(told)
     assert not worker._gaps
     assert engine.scheduler.step(nothing(engine)).settled == ()
 
@@ -117,13 +117,13 @@ def test_a_gap_that_is_settled_says_nothing_of_the_next_one():
     part.start(StepPlans(invalid=(4,)))
     second = part.report().gaps
     assert (first, second) == (((1, 1),), ((1, 2),))
-    part.start(StepPlans(settled=first))
+    part.begin(StepPlans(settled=first))
     part.save(StepPlans(Plans((store(5),))))
     assert part.report().outcomes[0].status.tolist() == [Status.NOT_DONE]
-    part.start(StepPlans(settled=((0, 2),)))
+    part.begin(StepPlans(settled=((0, 2),)))
     part.save(StepPlans(Plans((store(6),))))
     assert part.report().outcomes[0].status.tolist() == [Status.NOT_DONE]
-    part.start(StepPlans(settled=second))
+    part.begin(StepPlans(settled=second))
     part.save(StepPlans(Plans((store(7),))))
     part.ended()
     assert part.report().outcomes[0].status is None

@@ -61,7 +61,9 @@ def plain(model):
 def read_fault(monkeypatch):
     """A disk whose reads can be made to fail."""
     fault = Breaking(Op.READ)
-    monkeypatch.setattr(rank_tiers, "DiskTier", lambda *args, **more: FaultyTier(DiskTier(*args, **more), fault))
+    monkeypatch.setattr(
+        rank_tiers, "DiskTier", lambda *args, **more: FaultyTier(DiskTier(*args, **more), fault)
+    )
     return fault
 
 

@@ -182,6 +182,15 @@ def test_tokens_that_are_taken_back_break_the_chain(algorithm, blocks):
         assert chain.broken is broken
 
 
+def test_a_request_without_hashes_tells_by_its_length_that_it_was_edited():
+    """vLLM without prefix caching makes no hashes."""
+    chain = GrownChain(Namespace("m", BLOCK, hash=OWN), Request("r", TOKENS, SamplingParams(), None))
+    assert len(chain.keys) == 5
+    assert not chain.broken
+    chain._request = Request("r", TOKENS[: 5 * BLOCK - 1], SamplingParams(), None)
+    assert chain.broken
+
+
 def test_a_picture_that_comes_with_a_later_turn_is_part_of_the_keys():
     """A streamed session gets a picture after its first blocks have keys: as if all had come at once."""
     request = made(TOKENS[: 2 * BLOCK], mm_features=[picture("a", 3)])
