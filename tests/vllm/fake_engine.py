@@ -25,9 +25,9 @@ from fake_parts import (
     Work,
     is_right,
     joined,
-    key_of,
     next_token,
     settings_of,
+    shown,
 )
 from kvoffload.connectors.vllm.scheduler import SchedulerPart
 from kvoffload.connectors.vllm.wire import Handshake
@@ -35,7 +35,6 @@ from kvoffload.connectors.vllm.worker import WorkerPart
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import KVConnectorOutput
 
-from kvoffload.index import EntryFlag
 from kvoffload.layout import GroupKind, Layout
 from kvoffload.messages import Inventory, JobKind
 from kvoffload.testing.rig import Clock
@@ -477,20 +476,7 @@ class FakeEngine:
     # ---- checks ----
 
     def visible(self) -> dict[tuple[int, bytes], int]:
-        """(group, key) of all that host shows, and its slot; AssertionError where a rank has other bytes there."""
-        found = {}
-        entries = self.planner._tiers.index.entries()
-        for entry in entries[(entries["flags"] & EntryFlag.HOST_VALID) != 0]:
-            place = (int(entry["group"]), int(entry["host"]))
-            for memory in self.memories:
-                content = memory.host.get(place, GARBAGE)
-                assert content != GARBAGE, f"garbage is visible in slot {place}"
-                assert content[0] == place[0]
-                assert key_of(self.namespace, content[1]) == entry["key"].tobytes(), (
-                    f"slot {place} holds other tokens"
-                )
-            found[place[0], entry["key"].tobytes()] = place[1]
-        return found
+        return shown(self.planner, self.namespace, self.memories)
 
     def check(self) -> None:
         """At rest: nothing is held, waited for or half told."""

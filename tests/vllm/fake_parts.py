@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput
 
 from kvoffload.config import Config
+from kvoffload.index import EntryFlag
 from kvoffload.keys import Chain, Namespace
 from kvoffload.layout import CacheGroup, GroupKind, Layout
 
@@ -150,3 +152,18 @@ def joined(aggregator: KVOutputAggregator, says: list[KVConnectorOutput]) -> KVC
     assert whole is not None
     assert whole.kv_connector_output is not None
     return whole.kv_connector_output
+
+
+def shown(planner: Any, namespace: Namespace, memories: Sequence[Memory]) -> dict[tuple[int, bytes], int]:
+    """(group, key) of all that host shows, and its slot; AssertionError where a rank has other bytes there."""
+    found = {}
+    entries = planner._tiers.index.entries()
+    for entry in entries[(entries["flags"] & EntryFlag.HOST_VALID) != 0]:
+        place = (int(entry["group"]), int(entry["host"]))
+        for memory in memories:
+            content = memory.host.get(place, GARBAGE)
+            assert content != GARBAGE, f"garbage is visible in slot {place}"
+            assert content[0] == place[0]
+            assert key_of(namespace, content[1]) == entry["key"].tobytes(), f"slot {place} holds other tokens"
+        found[place[0], entry["key"].tobytes()] = place[1]
+    return found
