@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from fake_mover import GARBAGE, Memory, begins
 from kvoffload.connectors.vllm.settings import Settings
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput
 
 from kvoffload.config import Config
 from kvoffload.keys import Chain, Namespace
@@ -48,6 +49,7 @@ class Request:
     life: int = 0
     placeholders: int = 0
     in_flight: int = 0
+    last_step: int = -1
     device: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -91,7 +93,8 @@ class Work:
 
 @dataclass(eq=False)
 class Output:
-    """vLLM's SchedulerOutput, and with it what the step is to do."""
+    """vLLM's SchedulerOutput, and with it what the step is to do. fresh: pages that it was given, whose content is lost
+    with its forward."""
 
     number: int
     works: list[Work] = field(default_factory=list)
@@ -99,6 +102,7 @@ class Output:
     has_sync_kv_loads: bool = False
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
     told: Any = None
+    fresh: list[int] = field(default_factory=list)
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:
@@ -138,3 +142,11 @@ def key_of(namespace: Namespace, text: tuple[int, ...]) -> bytes:
     chain = Chain(namespace)
     chain.extend(np.array(text, np.uint32))
     return bytes(chain.keys[-1].tobytes())
+
+
+def joined(aggregator: Any, says: list[KVConnectorOutput]) -> KVConnectorOutput:
+    """What vLLM makes of the workers' words in one step."""
+    outputs = [replace(EMPTY_MODEL_RUNNER_OUTPUT, kv_connector_output=said) for said in says]
+    found = aggregator.aggregate(outputs)
+    assert found is not None
+    return found.kv_connector_output
