@@ -11,7 +11,6 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Collection
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +28,7 @@ from fake_parts import (
     settings_of,
     shown,
 )
+from fake_pool import FakePool
 from kvoffload.connectors.vllm.scheduler import SchedulerPart
 from kvoffload.connectors.vllm.wire import Handshake
 from kvoffload.connectors.vllm.worker import WorkerPart
@@ -42,7 +42,7 @@ from kvoffload.testing.rig import Clock
 __all__ = ["FULL", "HYBRID", "SIZE", "FakeEngine", "Output", "Request", "Work", "next_token", "settings_of"]
 
 
-class FakeEngine:
+class FakeEngine(FakePool):
     """See the module. Every check is made as the engine goes on; `check` asks for what must hold at rest."""
 
     def __init__(
@@ -62,9 +62,9 @@ class FakeEngine:
         """copies: ranks with equal bytes. streams: as on a device whose copies streams order: no step waits for
         its stores."""
         layout = replace(layout, groups=tuple(replace(g, replicas=copies) for g in layout.groups))
-        self.layout, self.depth, self.budget, self.pages = layout, depth, budget, pages
+        super().__init__(layout, pages)
+        self.depth, self.budget = depth, budget
         self.clock = Clock()
-        self.owner: dict[int, int] = {}
         self.movers = movers_of(layout, self.owner, ranks, copies)
         self.memories = [mover.memory for mover in self.movers]
         settings = settings_of(ranks, copies=copies, **options)
@@ -84,15 +84,13 @@ class FakeEngine:
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.free = deque(range(1, pages + 1))
-        self.uses: dict[int, int] = {}
-        self.cached: dict[bytes, int] = {}
         self.received: set[str] = set()
         self.failed: set[str] = set()
         self.preempted: set[str] = set()
         self.flying: deque[Output] = deque()
         self.deferred: list[tuple[int, list[int]]] = []
-        self.number = self.processed = self.serial = 0
+        self.number = 0
+        self.processed = -1
         self.answers: dict[str, list[int]] = {}
         self.waits = 0
         self.computed = 0
@@ -174,6 +172,7 @@ class FakeEngine:
                     break
                 budget = self.budget - sum(work.end - work.start for work in output.works)
         output.preempted_req_ids, self.preempted = self.preempted | set(also), set()
+        output.fresh, self.fresh = self.fresh, []
         output.told = pickle.dumps(self.scheduler.step(output))
         for work in output.works:
             work.request.num_computed_tokens = work.end
@@ -204,6 +203,7 @@ class FakeEngine:
     def _work(self, output: Output, request: Request, count: int) -> None:
         start, end = request.num_computed_tokens, request.num_computed_tokens + count
         samples = end == request.num_tokens + request.placeholders
+        request.last_step = output.number
         table = tuple(list(mine) for mine in request.table)
         output.works.append(Work(request, request.life, start, end, samples, table, request.device))
         self._cache(request, min(end, request.num_tokens))
@@ -278,6 +278,9 @@ class FakeEngine:
         told = [pickle.loads(output.told) for _ in self.workers]
         for worker, mine in zip(self.workers, told, strict=True):
             worker.begin(mine)
+        for memory in self.memories:
+            for page in output.fresh:
+                memory.pages.pop(page, None)
         if output.has_sync_kv_loads:
             for worker, mine in zip(self.workers, told, strict=True):
                 worker.start(mine)
@@ -402,51 +405,10 @@ class FakeEngine:
     def _release(self, request: Request) -> None:
         pages = [page for table in request.table for page in table if page]
         request.table = ()
-        if self.flying:
+        if request.last_step > self.processed:
             self.deferred.append((self.number - 1, pages))
         else:
             self._give_back(pages)
-
-    def _give_back(self, pages: list[int]) -> None:
-        for page in reversed(pages):
-            self.uses[page] -= 1
-            if not self.uses[page]:
-                del self.owner[page]
-                self.free.append(page)
-
-    def _take(self, page: int) -> None:
-        """One more holder of a page that is cached."""
-        if not self.uses.get(page, 0):
-            self.free.remove(page)
-            self._own(page)
-        self.uses[page] = self.uses.get(page, 0) + 1
-
-    def _own(self, page: int) -> None:
-        self.serial += 1
-        self.owner[page] = self.serial
-
-    def _grow(self, request: Request, tokens: int, loaded: int = 0) -> bool:
-        """Pages for so many tokens, or none. loaded: windows below that boundary need no page."""
-        wanted = -(-tokens // SIZE)
-        plan: list[tuple[list[int], int, int]] = []
-        for group, table in zip(self.layout.groups, request.table, strict=True):
-            sliding = group.kind is GroupKind.SLIDING
-            first = max(0, loaded - group.lookback) // SIZE if sliding else 0
-            plan.append((table, max(0, first - len(table)), wanted))
-        need = sum(max(0, end - len(table) - nulls) for table, nulls, end in plan)
-        if need > len(self.free):
-            return False
-        for table, nulls, end in plan:
-            table.extend([0] * nulls)
-            while len(table) < end:
-                page = self.free.popleft()
-                self.cached = {key: mine for key, mine in self.cached.items() if mine != page}
-                self.uses[page] = 1
-                self._own(page)
-                for memory in self.memories:
-                    memory.pages.pop(page, None)
-                table.append(page)
-        return True
 
     def _skip(self, request: Request) -> None:
         """Give back what windows have passed."""
@@ -457,21 +419,6 @@ class FakeEngine:
                     if table[block]:
                         self._give_back([table[block]])
                         table[block] = 0
-
-    def _local(self, request: Request) -> list[int]:
-        """Pages that hold a prefix of the request already; models of several groups keep none here."""
-        found: list[int] = []
-        if len(self.layout.groups) == 1:
-            for key in request.block_hashes[: (request.num_tokens - 1) // SIZE]:
-                if key not in self.cached:
-                    break
-                found.append(self.cached[key])
-        return found
-
-    def _cache(self, request: Request, tokens: int) -> None:
-        if len(self.layout.groups) == 1:
-            for key, page in zip(request.block_hashes[: tokens // SIZE], request.table[0], strict=False):
-                self.cached.setdefault(key, page)
 
     # ---- checks ----
 

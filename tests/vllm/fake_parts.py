@@ -52,6 +52,7 @@ class Request:
     life: int = 0
     placeholders: int = 0
     in_flight: int = 0
+    last_step: int = -1
     device: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -95,7 +96,8 @@ class Work:
 
 @dataclass(eq=False)
 class Output:
-    """vLLM's SchedulerOutput, and with it what the step is to do."""
+    """vLLM's SchedulerOutput, and with it what the step is to do. fresh: pages that it was given, whose content is lost
+    with its forward."""
 
     number: int
     works: list[Work] = field(default_factory=list)
@@ -103,6 +105,7 @@ class Output:
     has_sync_kv_loads: bool = False
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
     told: Any = None
+    fresh: list[int] = field(default_factory=list)
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:

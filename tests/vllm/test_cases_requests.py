@@ -215,10 +215,10 @@ def test_ORDER_06_no_store_is_left_behind_by_a_preemption(depth):
 def test_ORDER_08_the_block_that_the_last_tokens_fill_is_stored(layout, depth, streams):
     """A request ends with the token behind its last full block, which no step knew to be full that was built ahead; its
     pages are another request's in the very next step. The block is stored, with what it held."""
-    engine = FakeEngine(layout, depth=depth, streams=streams, pages=24, ranks=2)
+    engine = FakeEngine(layout, depth=depth, streams=streams, pages=11 * len(layout.groups), ranks=2)
     for answer in (2, 3, 4, 5):
         engine.add(Request(f"ends after {answer}", prompt(32, answer), answer))
-        engine.add(Request(f"takes its pages {answer}", prompt(40, 50 + answer), 1))
+        engine.add(Request(f"takes its pages {answer}", prompt(43, 50 + answer), 1))
         engine.run()
         keys = {key_of(engine.namespace, tuple(text)) for text in _full(prompt(32, answer), answer)}
         assert keys <= {key for group, key in engine.visible() if group == 0}
@@ -231,14 +231,21 @@ def _full(text: list[int], answer: int) -> list[list[int]]:
     return [whole[:end] for end in range(SIZE, len(whole), SIZE)]
 
 
-@pytest.mark.parametrize("reason", ["abort", "error"])
-def test_ORDER_08_what_a_request_left_that_did_not_end_by_itself_is_not_stored(reason):
-    """Nobody vouches for its last pages."""
-    engine = FakeEngine(FULL, depth=2)
-    request = engine.add(Request("only", prompt(7), 9))
-    while request.num_tokens < 10:
+@pytest.mark.parametrize(
+    ("reason", "loads", "stored"),
+    [("length", False, 1), ("stop", False, 1), ("abort", False, 0), ("error", False, 0), ("length", True, 0)],
+)
+def test_ORDER_08_only_what_has_been_computed_is_stored_at_the_end(reason, loads, stored):
+    """Nobody vouches for the last pages of a request that did not end by itself, or whose load is under way. What is
+    stored is told once."""
+    engine = FakeEngine(FULL, depth=3)
+    request = engine.add(Request("only", prompt(7), 3))
+    while request.num_tokens < 9:
         engine.step()
+    engine.scheduler._requests["only"].loading = loads
     engine.scheduler.finished(request, reason, request.table)
+    told = engine.scheduler.step(nothing(engine))
+    assert [[job.kind for job in told.plans.jobs], len(told.rest)] == [[STORE] * stored, stored]
     assert engine.scheduler.step(nothing(engine)).rest == ()
 
 

@@ -243,18 +243,26 @@ def test_a_request_that_is_reset_and_comes_back_in_one_step_is_not_lost(layout):
 # ---- tokens that change ----
 
 
+@pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("length", [4, 40])
-def test_an_edited_request_is_another_one(length):
-    """A session's tokens change under blocks that have keys: what its new tokens name is offered, what runs before it
-    is matched again is not stored, and the planner knows it once."""
-    engine = warm(FULL, length)
+def test_an_edited_request_is_another_one(length, ends):
+    """A session's tokens change under blocks that have keys: what its new tokens name is offered, what runs or ends
+    before it is matched again is not stored, and the planner knows it once."""
+    engine = FakeEngine(FULL)
     engine.add(Request("other", prompt(length, 2), 1))
     engine.run()
-    request, tokens, _ = offered(engine, "edited", length + 1)
-    assert tokens == length
+    engine.forget_pages()
+    request = Request("edited", prompt(length + 1, 3), 1)
+    engine.scheduler.new(request)
+    assert engine.scheduler.match(request, 0) == (0, False)
     request.all_token_ids[:] = [*prompt(length - SIZE, 2), *[90] * (SIZE + 1)]
     work = Work(request, 0, 0, length, False, tuple(list(PAGES) for _ in engine.layout.groups), [])
     assert engine.scheduler.step(Output(engine.number, [work])).plans.jobs == ()
+    if ends:
+        request.num_computed_tokens = length
+        engine.scheduler.finished(request, "stop", work.table)
+        assert engine.scheduler.step(nothing(engine)).plans.jobs == ()
+        return
     ended = []
     finish, engine.planner.finish = (
         engine.planner.finish,

@@ -9,7 +9,7 @@ TOKENS = 16
 
 @pytest.fixture(autouse=True)
 def forked_workers(monkeypatch):
-    """Workers know this module's functions, and need not import vLLM again."""
+    """Workers know this module's functions, and need not import vLLM again: spawned ones start as well, in minutes."""
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
 
 
