@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
