@@ -63,15 +63,20 @@ def weights_revision(vllm_config: Any) -> str:
     """The revision asked for; of a local checkpoint the names, sizes and times of its files, since it may change in
     place."""
     model = vllm_config.model_config
-    folder = Path(str(model.model))
+    digest = files_digest(Path(str(model.model)))
+    return f"files:{digest}" if digest else str(model.revision or "")
+
+
+def files_digest(folder: Path) -> str:
+    """Of names, sizes and times of the weights and configurations in a folder; "" where there is no such folder."""
     if not folder.is_dir():
-        return str(model.revision or "")
+        return ""
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.suffix in (".safetensors", ".bin", ".pt", ".gguf", ".json"):
             at = file.stat()
             digest.update(f"{file.name}\0{at.st_size}\0{at.st_mtime_ns}\0".encode())
-    return f"files:{digest.hexdigest()[:16]}"
+    return digest.hexdigest()[:16]
 
 
 def data_parallel_index(vllm_config: Any) -> int:

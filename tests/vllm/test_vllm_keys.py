@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from kvoffload.connectors.vllm.adapters import Adapters
 from kvoffload.connectors.vllm.compat import hash_name
 from kvoffload.connectors.vllm.requests import GrownChain
 from vllm.lora.request import LoRARequest
@@ -118,6 +119,47 @@ def test_KEY_06_adapters_have_keys_of_their_own(algorithm):
     found = [set(keys(made(lora_request=lora), algorithm)) for lora in adapters]
 
     assert all(not x & y for x, y in itertools.combinations(found, 2))
+
+
+@pytest.mark.parametrize("algorithm", [OWN, ENGINE])
+def test_KEY_06_an_adapter_trained_again_into_its_folder_is_another_one(algorithm, tmp_path):
+    """Same name, same folder, other weights: an engine started afterwards shares no key with the one before, nor one
+    with adapters of no folder. Unchanged files: the same keys in both."""
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"first")
+    lora = adapter("a", str(tmp_path))
+    before, again = (adapted(algorithm, lora, Adapters()) for _ in range(2))
+    weights.write_bytes(b"the second")
+    after = adapted(algorithm, lora, Adapters())
+    weights.unlink()
+    tmp_path.rmdir()
+    gone = adapted(algorithm, lora, Adapters())
+
+    assert before == again
+    assert all(not set(x) & set(y) for x, y in itertools.combinations((before, after, gone), 2))
+
+
+@pytest.mark.parametrize("algorithm", [OWN, ENGINE])
+def test_KEY_06_an_adapter_whose_files_change_under_the_engine_has_no_keys(algorithm, tmp_path):
+    """vLLM may hold the old weights or the new ones: nothing is stored or loaded until all was forgotten."""
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"first")
+    lora, adapters = adapter("a", str(tmp_path)), Adapters()
+    before = adapted(algorithm, lora, adapters)
+    weights.write_bytes(b"the second")
+    changed = adapted(algorithm, lora, adapters)
+    adapters.forget()
+    after = adapted(algorithm, lora, adapters)
+
+    assert changed == []
+    assert len(before) == len(after) == 5
+    assert not set(before) & set(after)
+
+
+def adapted(algorithm, lora, adapters):
+    """Keys of a request with that adapter, as bytes."""
+    chain = GrownChain(Namespace("m", BLOCK, hash=algorithm), made(lora_request=lora), adapters)
+    return [k.tobytes() for k in chain.keys]
 
 
 @pytest.mark.parametrize("algorithm", [OWN, ENGINE])
