@@ -35,6 +35,7 @@ class GrownChain:
         self._unknown, self._files = files is None, files or ""
         self._own = namespace.hash.partition(":")[0] != "vllm"
         self._last: object = None
+        self._media = 0
         self._chain = self._new()
         self._keys = self._chain.keys
 
@@ -77,8 +78,9 @@ class GrownChain:
         whole = request.num_tokens // size * size
         if whole <= chain.tokens or request.prompt_embeds is not None:
             return False
-        media = [] if chain.tokens else [Media(*m) for m in media_of(request)]
-        chain.extend(request.all_token_ids[chain.tokens : whole], media)
+        media = media_of(request)  # a streamed session brings more with every turn
+        chain.extend(request.all_token_ids[chain.tokens : whole], [Media(*m) for m in media[self._media :]])
+        self._media = len(media)
         return True
 
     @property

@@ -19,7 +19,8 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256, sha256_cbor
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.request import Request
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, StreamingUpdate
 
 from kvoffload.keys import Namespace
 
@@ -97,6 +98,35 @@ def test_KEY_04_a_picture_is_part_of_the_key_from_its_block_on(algorithm):
 
     assert a[:3] == b[:3] == keys(made(), algorithm)[:3]
     assert not set(a[3:]) & set(b[3:])
+
+
+@pytest.mark.parametrize("algorithm", [OWN, ENGINE])
+def test_KEY_04_a_picture_of_a_later_turn_of_a_streamed_session_is_part_of_the_key(algorithm):
+    """Two sessions send the same tokens with another picture in the second turn: the keys of that turn differ, and are
+    those of a request that brings all at once."""
+    sessions = [two_turns(name, algorithm) for name in ("aaaa", "bbaa")]
+    at_once = [
+        keys(made(TOKENS + TOKENS, mm_features=[picture(n, len(TOKENS) + 2)]), algorithm)
+        for n in ("aaaa", "bbaa")
+    ]
+
+    assert sessions == at_once
+    assert sessions[0][:5] == sessions[1][:5] == keys(made(), algorithm)
+    assert not set(sessions[0][5:]) & set(sessions[1][5:])
+
+
+def two_turns(name, algorithm):
+    """The keys of a session whose chain was hashed after the first turn."""
+    session = made(list(TOKENS), resumable=True)
+    chain = GrownChain(Namespace("m", BLOCK, hash=algorithm), session)
+    assert len(chain.keys) == 5
+    session.num_computed_tokens = len(TOKENS)
+    session.append_output_token_ids([7])
+    turn = made(list(TOKENS), resumable=True, mm_features=[picture(name, 2)])
+    engine = SimpleNamespace(hash_block_size=BLOCK, log_stats=False)
+    Scheduler._update_request_as_session(engine, session, StreamingUpdate.from_request(turn))
+    assert not chain.broken
+    return [k.tobytes() for k in chain.keys]
 
 
 @pytest.mark.parametrize("algorithm", [OWN, ENGINE])
