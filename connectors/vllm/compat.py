@@ -100,7 +100,14 @@ def refuse_unknown(vllm_config: Any) -> None:
                 f"{name} is {getattr(parallel, name)}; kvoffload handles tensor, pipeline and data parallel "
                 "ranks, not context parallel ones: set it to 1"
             )
-    if getattr(vllm_config.model_config, "enable_sleep_mode", False):
+    model = vllm_config.model_config
+    pooling = getattr(model, "runner_type", "") == "pooling"
+    if pooling and not getattr(model, "is_prefix_caching_supported", True):
+        raise ConfigError(
+            "this model's pooling needs every token of a prompt computed (vLLM has no prefix caching for it); what a "
+            "tier holds cannot be used: leave the connector out"
+        )
+    if getattr(model, "enable_sleep_mode", False):
         raise ConfigError(
             "enable_sleep_mode is set; the cache's memory goes away in sleep while copies may run: leave one of "
             "sleep mode and kvoffload out"
