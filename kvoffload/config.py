@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -22,6 +22,12 @@ pins buffers in the other half."""
 MAX_ADMISSION = 15
 """The index counts no more touches of a block (csrc/entry_pool.h, kMaxTouches)."""
 
+MAX_DEADLINE_S = 86_400
+"""A day, of what a user writes: the end of an engine waits for so long, and no thread can wait for any number."""
+
+MAX_RETENTION = 1 << 31
+"""Tokens: more than any sequence has, and few enough for positions of 64 bits."""
+
 POLICIES = ("lru", "rri", "rri-keep")
 COPY_MODES = ("auto", "staged", "dma", "kernel")
 RETENTIONS = ("boundaries", "dense", "every N")
@@ -29,7 +35,7 @@ RETENTIONS = ("boundaries", "dense", "every N")
 Check: TypeAlias = tuple[Callable[[Any], bool], str]
 """Whether a value fits, and the rule in words."""
 
-_RETENTION = re.compile(r"boundaries|dense|every [1-9]\d*")
+_RETENTION = re.compile(r"boundaries|dense|every ([1-9]\d{0,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,11 @@ def _check_disk(config: Config) -> None:
 def _parsed(name: str, value: Any) -> Any:
     """One option as the dataclass holds it."""
     if name == "disk_path" and isinstance(value, str) and value:
-        return Path(value).expanduser()
+        return _folder(value)
+    if name == "deadline_s" and isinstance(value, int | float) and value > MAX_DEADLINE_S:
+        raise ConfigError(
+            f"deadline_s is {value!r}; it must be a number of seconds > 0 and <= {MAX_DEADLINE_S}"
+        )
     if name not in _SIZES or value is None:
         return value
     if name == "host_bytes" and value == "auto":
@@ -153,6 +163,20 @@ def _parsed(name: str, value: Any) -> Any:
         return parse_size(str(value))
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
+
+
+def _folder(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"disk_path is {text!r}, and nobody is called so here: write the whole path"
+        ) from None
+
+
+def _retains(value: Any) -> bool:
+    found = _RETENTION.fullmatch(value) if isinstance(value, str) else None
+    return found is not None and int(found[1] or 0) <= MAX_RETENTION
 
 
 def _shown(name: str, value: Any) -> str:
@@ -193,10 +217,7 @@ _CHECKS: dict[str, Check] = {
     "weights_revision": _kind(str, "text"),
     "tenant": _kind(str, "text"),
     "hash": _one_of(HASHES),
-    "retention": (
-        lambda v: isinstance(v, str) and _RETENTION.fullmatch(v) is not None,
-        f"one of {', '.join(RETENTIONS)} (N tokens)",
-    ),
+    "retention": (_retains, f"one of {', '.join(RETENTIONS)} (N tokens, {MAX_RETENTION} at most)"),
     "store_generated": _kind(bool, "true or false"),
     "host_policy": _one_of(POLICIES),
     "disk_policy": _one_of(POLICIES),
@@ -207,7 +228,7 @@ _CHECKS: dict[str, Check] = {
     "disk_write_budget": _optional(_whole(1)),
     "checksum": _kind(bool, "true or false"),
     "deadline_s": (
-        lambda v: isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < math.inf,
+        lambda v: isinstance(v, int | float) and not isinstance(v, bool) and 0 < v <= sys.float_info.max,
         "a number of seconds > 0",
     ),
     "copy_mode": _one_of(COPY_MODES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -18,6 +19,7 @@ from disk_world import (
     ROOT,
     SLAB_BYTES,
     copies_of,
+    fill,
     load,
     make_arena,
     open_tier,
@@ -61,6 +63,26 @@ def test_DISK_10_a_restart_finds_everything(tmp_path, arena):
     assert load(tier, arena, copies) == [0] * 100
     assert tier.counters()["blocks_written"] == 0
     tier.close()
+
+
+def test_a_restart_on_a_full_drive_finds_everything(tmp_path, arena, monkeypatch):
+    """All that the tier needs is there: neither the manifest nor the lock needs another byte."""
+    copies = copies_of(range(4))
+    fill(arena, copies)
+    with_tier = open_tier(tmp_path)
+    assert (with_tier.write(copies, arena) == 0).all()
+    with_tier.close()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("write", "pwrite"):
+        monkeypatch.setattr(os, name, full)
+    again = open_tier(tmp_path)
+    monkeypatch.undo()
+    assert len(again.records()) == 4
+    assert (again.read(copies, arena) == 0).all()
+    again.close()
 
 
 def test_DISK_10_more_and_fewer_slabs(tmp_path, arena):

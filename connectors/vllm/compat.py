@@ -63,15 +63,20 @@ def weights_revision(vllm_config: Any) -> str:
     """The revision asked for; of a local checkpoint the names, sizes and times of its files, since it may change in
     place."""
     model = vllm_config.model_config
-    folder = Path(str(model.model))
+    digest = files_digest(Path(str(model.model)))
+    return f"files:{digest}" if digest else str(model.revision or "")
+
+
+def files_digest(folder: Path) -> str:
+    """Of names, sizes and times of the weights and configurations in a folder; "" where there is no such folder."""
     if not folder.is_dir():
-        return str(model.revision or "")
+        return ""
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.suffix in (".safetensors", ".bin", ".pt", ".gguf", ".json"):
             at = file.stat()
             digest.update(f"{file.name}\0{at.st_size}\0{at.st_mtime_ns}\0".encode())
-    return f"files:{digest.hexdigest()[:16]}"
+    return digest.hexdigest()[:16]
 
 
 def forward_mode(context: Any) -> str:
@@ -121,7 +126,14 @@ def refuse_unknown(vllm_config: Any) -> None:
                 f"{name} is {getattr(parallel, name)}; kvoffload handles tensor, pipeline and data parallel "
                 "ranks, not context parallel ones: set it to 1"
             )
-    if getattr(vllm_config.model_config, "enable_sleep_mode", False):
+    model = vllm_config.model_config
+    pooling = getattr(model, "runner_type", "") == "pooling"
+    if pooling and not getattr(model, "is_prefix_caching_supported", True):
+        raise ConfigError(
+            "this model's pooling needs every token of a prompt computed (vLLM has no prefix caching for it); what a "
+            "tier holds cannot be used: leave the connector out"
+        )
+    if getattr(model, "enable_sleep_mode", False):
         raise ConfigError(
             "enable_sleep_mode is set; the cache's memory goes away in sleep while copies may run: leave one of "
             "sleep mode and kvoffload out"

@@ -12,6 +12,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 from kvoffload.events import Cleared, Event, Removed, Stored
 from kvoffload.keys import KEY_BYTES
 
+from .adapters import marked
 from .compat import block_stored, spec_facts
 
 MEDIA = {"host": MEDIUM_CPU, "disk": MEDIUM_STORAGE}
@@ -34,10 +35,10 @@ class EventTranslator:
         self._hashes: OrderedDict[bytes, BlockHash] = OrderedDict()
         self._visible: dict[tuple[str, int], dict[bytes, None]] = {}
 
-    def learn(self, hashes: Sequence[BlockHash]) -> None:
-        """The engine has made these."""
+    def learn(self, hashes: Sequence[BlockHash], files: str = "") -> None:
+        """The engine has made these. files: of the request's adapter, see `marked`."""
         for whole in hashes:
-            self._hashes[bytes(whole[:KEY_BYTES])] = whole
+            self._hashes[bytes(marked(whole, files)[:KEY_BYTES])] = whole
         while len(self._hashes) > HASHES:
             self._hashes.popitem(last=False)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvoffload.keys import Adapter, Chain, KeyArray, Media, Namespace
 from kvoffload.requests import RequestInfo
 
+from .adapters import Adapters, marked
 from .compat import adapter_of, media_of, session_of
 from .events import EventTranslator
 
@@ -23,12 +24,15 @@ class GrownChain:
     """The keys of a request's full blocks, brought up to date whenever they are asked for.
 
     Of the engine's hashes where the namespace names its algorithm; else of token ids, adapter, media and salt. A
-    request with prompt embeddings has no token ids that tell its content: it has no keys.
+    request with prompt embeddings has no token ids that tell its content: it has no keys. Nor has one whose adapter's
+    files changed under the engine.
     """
 
-    def __init__(self, namespace: Namespace, request: Any) -> None:
+    def __init__(self, namespace: Namespace, request: Any, adapters: Adapters | None = None) -> None:
         self._namespace = namespace
         self._request = request
+        files = (adapters or Adapters()).files(request)
+        self._unknown, self._files = files is None, files or ""
         self._own = namespace.hash.partition(":")[0] != "vllm"
         self._last: object = None
         self._media = 0
@@ -41,14 +45,17 @@ class GrownChain:
         adapter = adapter_of(self._request)
         return Chain(
             self._namespace,
-            adapter=None if adapter is None else Adapter(*adapter),
+            adapter=None if adapter is None else Adapter(adapter[0], self._revision(adapter[1])),
             salt=self._request.cache_salt,
         )
+
+    def _revision(self, path: str) -> str:
+        return f"{path}\0{self._files}" if self._files else path
 
     @property
     def keys(self) -> KeyArray:
         """(blocks, 16) uint8."""
-        if self._extend() if self._own else self._append():
+        if not self._unknown and (self._extend() if self._own else self._append()):
             self._keys = self._chain.keys
         return self._keys
 
@@ -58,7 +65,9 @@ class GrownChain:
         known = self._chain.blocks
         if len(hashes) <= known:
             return False
-        self._chain.append(hashes[known:])
+        self._chain.append(
+            [marked(h, self._files) for h in hashes[known:]] if self._files else hashes[known:]
+        )
         self._last = hashes[-1]
         return True
 
@@ -93,8 +102,10 @@ class GrownChain:
 class ToldChain(GrownChain):
     """A GrownChain whose tokens and whole hashes KV events are to say."""
 
-    def __init__(self, namespace: Namespace, request: Any, events: EventTranslator) -> None:
-        super().__init__(namespace, request)
+    def __init__(
+        self, namespace: Namespace, request: Any, events: EventTranslator, adapters: Adapters | None = None
+    ) -> None:
+        super().__init__(namespace, request, adapters)
         self._events = events
         self._told = 0
         self._ids = np.empty(0, np.uint32)
@@ -104,7 +115,7 @@ class ToldChain(GrownChain):
         """(n,) uint32: those of the full blocks that the engine has hashed."""
         hashes = self._request.block_hashes
         if len(hashes) > self._told:
-            self._events.learn(hashes[self._told :])
+            self._events.learn(hashes[self._told :], self._files)
             self._told = len(hashes)
             count = self._told * self._namespace.tokens_per_block
             more = self._request.all_token_ids[len(self._ids) : count]
@@ -133,9 +144,18 @@ class Tracked:
     short: bool = False
 
     @classmethod
-    def of(cls, request: Any, namespace: Namespace, events: EventTranslator | None = None) -> Tracked:
+    def of(
+        cls,
+        request: Any,
+        namespace: Namespace,
+        events: EventTranslator | None = None,
+        adapters: Adapters | None = None,
+    ) -> Tracked:
         session, agent = session_of(request)
-        chain = GrownChain(namespace, request) if events is None else ToldChain(namespace, request, events)
+        if events is None:
+            chain = GrownChain(namespace, request, adapters)
+        else:
+            chain = ToldChain(namespace, request, events, adapters)
         return cls(request, chain, RequestInfo(request.request_id, session, agent))
 
     @property

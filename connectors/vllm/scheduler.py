@@ -22,6 +22,7 @@ from kvoffload.planner import Planner
 from kvoffload.scheduler_side import PlannerConnector
 from kvoffload.stats import Stats
 
+from .adapters import Adapters
 from .events import EventTranslator
 from .requests import LazyPages, Tracked, pages_of
 from .settings import Settings
@@ -51,6 +52,7 @@ class SchedulerPart:
         self.core: PlannerConnector | None = None
         self._clock = clock
         self._namespace: Namespace | None = None
+        self._adapters = Adapters()
         self._requests: dict[str, Tracked] = {}
         self._holds: dict[int, str] = {}
         self._ended: list[Ended] = []
@@ -166,7 +168,7 @@ class SchedulerPart:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             assert self._namespace is not None
-            tracked = Tracked.of(request, self._namespace, self._events)
+            tracked = Tracked.of(request, self._namespace, self._events, self._adapters)
             self._requests[request.request_id] = tracked
         return tracked
 
@@ -271,6 +273,7 @@ class SchedulerPart:
 
     def reset(self) -> bool:
         """Forget every tier."""
+        self._adapters.forget()
         return self.core is None or self.core.reset()
 
     def take_events(self) -> list[Any]:

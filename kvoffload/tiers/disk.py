@@ -126,8 +126,8 @@ class DiskTier(Tier):
     def _open(self, wanted: Manifest, direct: bool) -> None:
         files.make_private_directory(self.directory)
         self._keep(files.lock_directory(self.directory))
-        found = adopt(load_manifest(self.directory), wanted, self.directory)
-        self._manifest = found or wanted
+        there = load_manifest(self.directory)
+        self._manifest = adopt(there, wanted, self.directory) or wanted
         slots_path, table_path = self.directory / "slots", self.directory / "table"
         slots, table = self._keep(files.open_private(slots_path)), self._keep(files.open_private(table_path))
         slots_bytes = wanted.slabs * wanted.slab_bytes + SLOT_ALIGN
@@ -137,7 +137,8 @@ class DiskTier(Tier):
         self._direct = fast is not None
         if fast is not None:
             slots = self._keep(fast)
-        save_manifest(self.directory, self._manifest)
+        if self._manifest != there:  # a full drive has no room for a new one, and need not
+            save_manifest(self.directory, self._manifest)
         self._io = _C.DiskIO(
             slots,
             table,

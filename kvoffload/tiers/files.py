@@ -50,9 +50,19 @@ def lock_directory(directory: Path) -> int:
         raise TierError(
             f"{directory} is in use by process {holder}; give each engine its own disk_path"
         ) from None
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    _sign(file)
     return file
+
+
+def _sign(file: int) -> None:
+    """Say who holds the lock, for messages; a full drive has no room for that."""
+    name = f"{os.getpid()}\n".encode()
+    try:
+        os.ftruncate(file, os.pwrite(file, name, 0))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        os.ftruncate(file, 0)
 
 
 def reserve(file: int, path: Path, nbytes: int) -> int:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from kvoffload.connectors.vllm.adapters import Adapters
 from kvoffload.connectors.vllm.compat import hash_name
 from kvoffload.connectors.vllm.requests import GrownChain
 from vllm.lora.request import LoRARequest
@@ -18,7 +19,8 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256, sha256_cbor
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.request import Request
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, StreamingUpdate
 
 from kvoffload.keys import Namespace
 
@@ -99,6 +101,35 @@ def test_KEY_04_a_picture_is_part_of_the_key_from_its_block_on(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", [OWN, ENGINE])
+def test_KEY_04_a_picture_of_a_later_turn_of_a_streamed_session_is_part_of_the_key(algorithm):
+    """Two sessions send the same tokens with another picture in the second turn: the keys of that turn differ, and are
+    those of a request that brings all at once."""
+    sessions = [two_turns(name, algorithm) for name in ("aaaa", "bbaa")]
+    at_once = [
+        keys(made(TOKENS + TOKENS, mm_features=[picture(n, len(TOKENS) + 2)]), algorithm)
+        for n in ("aaaa", "bbaa")
+    ]
+
+    assert sessions == at_once
+    assert sessions[0][:5] == sessions[1][:5] == keys(made(), algorithm)
+    assert not set(sessions[0][5:]) & set(sessions[1][5:])
+
+
+def two_turns(name, algorithm):
+    """The keys of a session whose chain was hashed after the first turn."""
+    session = made(list(TOKENS), resumable=True)
+    chain = GrownChain(Namespace("m", BLOCK, hash=algorithm), session)
+    assert len(chain.keys) == 5
+    session.num_computed_tokens = len(TOKENS)
+    session.append_output_token_ids([7])
+    turn = made(list(TOKENS), resumable=True, mm_features=[picture(name, 2)])
+    engine = SimpleNamespace(hash_block_size=BLOCK, log_stats=False)
+    Scheduler._update_request_as_session(engine, session, StreamingUpdate.from_request(turn))
+    assert not chain.broken
+    return [k.tobytes() for k in chain.keys]
+
+
+@pytest.mark.parametrize("algorithm", [OWN, ENGINE])
 def test_KEY_03_picture_ids_are_used_whole(algorithm):
     """Many ids that end alike: as many keys."""
     names = [f"{n:012x}beef" for n in range(300)]
@@ -118,6 +149,47 @@ def test_KEY_06_adapters_have_keys_of_their_own(algorithm):
     found = [set(keys(made(lora_request=lora), algorithm)) for lora in adapters]
 
     assert all(not x & y for x, y in itertools.combinations(found, 2))
+
+
+@pytest.mark.parametrize("algorithm", [OWN, ENGINE])
+def test_KEY_06_an_adapter_trained_again_into_its_folder_is_another_one(algorithm, tmp_path):
+    """Same name, same folder, other weights: an engine started afterwards shares no key with the one before, nor one
+    with adapters of no folder. Unchanged files: the same keys in both."""
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"first")
+    lora = adapter("a", str(tmp_path))
+    before, again = (adapted(algorithm, lora, Adapters()) for _ in range(2))
+    weights.write_bytes(b"the second")
+    after = adapted(algorithm, lora, Adapters())
+    weights.unlink()
+    tmp_path.rmdir()
+    gone = adapted(algorithm, lora, Adapters())
+
+    assert before == again
+    assert all(not set(x) & set(y) for x, y in itertools.combinations((before, after, gone), 2))
+
+
+@pytest.mark.parametrize("algorithm", [OWN, ENGINE])
+def test_KEY_06_an_adapter_whose_files_change_under_the_engine_has_no_keys(algorithm, tmp_path):
+    """vLLM may hold the old weights or the new ones: nothing is stored or loaded until all was forgotten."""
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"first")
+    lora, adapters = adapter("a", str(tmp_path)), Adapters()
+    before = adapted(algorithm, lora, adapters)
+    weights.write_bytes(b"the second")
+    changed = adapted(algorithm, lora, adapters)
+    adapters.forget()
+    after = adapted(algorithm, lora, adapters)
+
+    assert changed == []
+    assert len(before) == len(after) == 5
+    assert not set(before) & set(after)
+
+
+def adapted(algorithm, lora, adapters):
+    """Keys of a request with that adapter, as bytes."""
+    chain = GrownChain(Namespace("m", BLOCK, hash=algorithm), made(lora_request=lora), adapters)
+    return [k.tobytes() for k in chain.keys]
 
 
 @pytest.mark.parametrize("algorithm", [OWN, ENGINE])

@@ -9,6 +9,7 @@ from kvoffload.connectors import vllm as plug
 from kvoffload.connectors.vllm import compat
 from kvoffload.connectors.vllm.settings import Settings
 from runner import Engine
+from vllm.config import ModelConfig, PoolerConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA, supports_hma
 
@@ -35,7 +36,7 @@ def config(options=None, **changes):
             parts[part][field] = value
         else:
             top[part] = value
-    return SimpleNamespace(**{n: SimpleNamespace(**fields) for n, fields in parts.items()}, **top)
+    return SimpleNamespace(**{n: SimpleNamespace(**fields) for n, fields in parts.items()} | top)
 
 
 def test_settings_come_from_options_and_from_the_engine():
@@ -67,6 +68,24 @@ def test_sleep_mode_is_refused():
     """Memory that goes away while copies run."""
     with pytest.raises(ConfigError, match=r"enable_sleep_mode is set; .*leave one of"):
         Settings.of(config(model_config__enable_sleep_mode=True))
+
+
+@pytest.mark.parametrize("pooling", ["MEAN", "CLS", "LAST"])
+def test_pooling_over_tokens_that_a_load_leaves_out_is_refused(pooling, model):
+    """vLLM raises in the middle of a step where a pooler of all tokens sees a part of them."""
+    of = ModelConfig(
+        str(model("llama")),
+        runner="pooling",
+        convert="embed",
+        pooler_config=PoolerConfig(pooling_type=pooling),
+        skip_tokenizer_init=True,
+        dtype="float32",
+    )
+    if pooling == "LAST":
+        compat.refuse_unknown(config(model_config=of))
+    else:
+        with pytest.raises(ConfigError, match=r"pooling needs every token.*leave the connector out"):
+            compat.refuse_unknown(config(model_config=of))
 
 
 def test_hashes_that_look_ahead_are_refused():
