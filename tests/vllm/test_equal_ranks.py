@@ -118,6 +118,7 @@ def shared_memory(engine):
     return first[0]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("forked_workers")
 def test_TOPO_02_ranks_of_one_key_value_head_share_host_and_disk(models, tmp_path, monkeypatch):
@@ -150,6 +151,7 @@ def test_TOPO_02_ranks_of_one_key_value_head_share_host_and_disk(models, tmp_pat
         assert Live(engine).count("restored") > 30
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("forked_workers")
 def test_TOPO_02_latent_attention_on_two_ranks(model):
