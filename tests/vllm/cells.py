@@ -18,6 +18,9 @@ import runner
 import tiny
 from runner import Answers, Engine, prompts
 
+MODELS = tuple(name for name in tiny.MODELS if name != "deepseek")
+"""Not latent attention: its tokens on a CPU depend on what else is in the batch, without a connector too."""
+
 DTYPES = ("float32", "bfloat16")
 BLOCKS = (32, 64)
 PROCESSES = ("one", "two")
@@ -54,7 +57,7 @@ class Cell:
         return cls(model, dtype, int(block), processes)
 
 
-ALL = tuple(Cell(*values) for values in itertools.product(tiny.MODELS, DTYPES, BLOCKS, PROCESSES))
+ALL = tuple(Cell(*values) for values in itertools.product(MODELS, DTYPES, BLOCKS, PROCESSES))
 
 
 def pairwise(cells: tuple[Cell, ...] = ALL) -> tuple[Cell, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FULL, SIZE, FakeEngine, Request
-from kvoffload.connectors.vllm import worker
+from kvoffload.connectors.vllm import rank_tiers
 from runner import LENGTHS, PATIENCE_S, Engine, prompts, restorable
 from scenes import DISK, STORE, WRITE, prompt, without_cancels
 
@@ -180,7 +180,9 @@ def test_vllm_waits_for_a_request_when_the_disk_hangs(model, tmp_path, monkeypat
     """Writes never end: vLLM's loop comes to rest with blocks still waiting, and the next answer is right. When the
     disk is there again, what the next requests store gets there."""
     gate = Gated([Op.WRITE])
-    monkeypatch.setattr(worker, "DiskTier", lambda *args, **more: FaultyTier(DiskTier(*args, **more), gate))
+    monkeypatch.setattr(
+        rank_tiers, "DiskTier", lambda *args, **more: FaultyTier(DiskTier(*args, **more), gate)
+    )
     asked = prompts()
     with Engine(model("llama"), {**SMALL, "disk_path": str(tmp_path), "deadline_s": 1.0}) as engine:
         right = engine.generate(asked, 1).tokens
