@@ -119,7 +119,7 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(given)
-    folder = model.make(options.model)
+    folder = model.make(options.model.resolve())
     out: dict[str, Any] = {}
     good = True
     judged = []
