@@ -145,7 +145,8 @@ def main(given: Sequence[str]) -> int:
     speed = copied.copied / copied.connector["worker|copies"] / 1e9
     alone = gather_speed(fragment)
     print(
-        f"copies that the engine waited for: {speed:.2f} GB/s; bench copy, {fragment >> 10} KiB: {alone:.2f} GB/s"
+        f"bytes copied, over the seconds that the engine waited for copies (some run beside it): {speed:.2f} GB/s;"
+        f" bench copy, {fragment >> 10} KiB: {alone:.2f} GB/s"
     )
     if options.json:
         print(json.dumps({**out, "judged": judged, "copies GB/s": speed, "bench copy GB/s": alone}))
